@@ -1,0 +1,88 @@
+"""``python -m runner`` and ``gearsail``: compose a config with Hydra, run it, exit with 0, 1 (failed) or 2 (a user's mistake)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from runner.composition import COMPOSE_ERRORS, config_folder, explain, register_schema, to_config
+from runner.errors import UserError
+
+
+def main() -> None:
+    """Run one experiment, or with ``-m`` one for each combination of the swept values."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra hands its errors on, so that they can be told in one line
+    register_schema()
+    OmegaConf.register_new_resolver("run_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
+    jobs = _Jobs()
+    entry = hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(jobs.run)
+    try:
+        entry()
+    except UserError as error:
+        _exit(error, 2)
+    except COMPOSE_ERRORS as error:
+        _exit(explain(error), 2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if jobs.num_started:
+            raise
+        _exit(explain(error), 2)  # Hydra has more ways to refuse an override than error types
+    if jobs.mistake is not None:
+        _exit(jobs.mistake, 2)
+
+
+class _Jobs:
+    """The jobs of one call: how many began, and the user's mistake that ended a single one."""
+
+    def __init__(self) -> None:
+        self.num_started = 0
+        self.mistake: UserError | None = None
+
+    def run(self, composed: DictConfig) -> None:
+        self.num_started += 1
+        try:
+            _job(composed)
+        except UserError as error:
+            if HydraConfig.get().mode == RunMode.MULTIRUN:
+                raise  # Hydra names the job's overrides, goes on with the others, and raises this again at the end
+            self.mistake = error
+
+
+def _job(composed: DictConfig) -> None:
+    hydra_config = HydraConfig.get()
+    folder = Path(hydra_config.runtime.output_dir)
+    try:
+        config = to_config(composed)
+    except UserError:
+        _remove_empty(folder)
+        raise
+    from runner import experiment  # not at the top: torch and DGL take seconds, `--cfg job` and `--help` need neither
+
+    choices = {str(group): str(choice) for group, choice in hydra_config.runtime.choices.items() if "hydra" not in str(group)}
+    sweep = Path(hydra_config.sweep.dir).name if hydra_config.mode == RunMode.MULTIRUN else None
+    experiment.run(config, folder, overrides=list(hydra_config.overrides.task), choices=choices, sweep=sweep)
+
+
+def _remove_empty(folder: Path) -> None:
+    """Take back the folders that Hydra made before the config could be checked: a misspelt run leaves nothing behind."""
+    for path in (folder, *list(folder.parents)[:2]):
+        if any(path.iterdir()):
+            return
+        path.rmdir()
+
+
+def _exit(error: UserError, code: int) -> None:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

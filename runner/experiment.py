@@ -1,0 +1,2 @@
+def run(config, folder, **k):
+    print(config.name, folder, k)

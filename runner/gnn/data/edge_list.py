@@ -1,0 +1,205 @@
+"""Edge lists (text, CSV) and Matrix Market files, plain or gzipped."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import scipy.io
+import torch
+
+from runner.errors import DataError
+from runner.gnn.data.archive import read_text
+from runner.gnn.data.graph_data import RawGraph
+
+_COMMENTS = ("#", "%", "//")
+_HEADER_WORDS = frozenset(("source", "src", "from", "fromnodeid", "u", "head", "node1", "node_1", "id1", "i", "row"))
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How a file's lines are cut: separator, columns, lines before the data, whether the ids are numbers."""
+
+    separator: str
+    num_columns: int
+    skip: int
+    first_is_number: bool
+
+
+def read_edge_list(path: Path, ids: str = "auto") -> RawGraph:
+    """Read one edge a line: ``source target [weight]``, cut by comma, semicolon, tab or blanks; ``#`` and ``%`` begin comments.
+
+    A first line of names is skipped. Numeric ids need not be dense: those that occur are renumbered in ascending order;
+    text ids are numbered in order of appearance. Either way the file's own ids stay in ``node_ids``.
+
+    Args:
+        path: the file, gzipped where its name ends in ``.gz``.
+        ids: ``number``, ``text``, or ``auto``: numbers where the first data row's are.
+
+    Raises:
+        DataError: for a line that has other columns than the first, a bad id or a bad weight; the line is named.
+    """
+    content = read_text(path)
+    layout = _sniff(path, content)
+    table = _read_table(path, content, layout)
+    numeric = layout.first_is_number if ids == "auto" else ids == "number"
+    ends = _number_ids(path, content, layout, table) if numeric else table[[0, 1]].to_numpy(dtype=object)
+    if numeric:
+        node_ids, flat = np.unique(ends, return_inverse=True)
+    else:
+        flat, node_ids = pd.factorize(ends.ravel())
+    edges = torch.from_numpy(np.ascontiguousarray(flat.reshape(-1, 2), dtype=np.int64))
+    dense = numeric and len(node_ids) > 0 and int(node_ids[-1]) == len(node_ids) - 1
+    return RawGraph(
+        name=path.name.split(".")[0],
+        src=edges[:, 0].contiguous(),
+        dst=edges[:, 1].contiguous(),
+        num_nodes=len(node_ids),
+        edge_weight=_weights(path, content, layout, table),
+        node_ids=None if dense else node_ids,
+        notes=(f"read {len(table)} edges from {path.name}",) + (() if dense else ("node ids of the file renumbered to 0 …",)),
+    )
+
+
+def read_matrix_market(path: Path) -> RawGraph:
+    """Read a square sparse matrix: an entry (i, j) is the edge i → j with its value as weight (1 for a pattern).
+
+    Symmetric storage is expanded to both directions; zeros that are stored stay edges.
+
+    Raises:
+        DataError: where it is not a square coordinate matrix, or its content does not fit its header.
+    """
+    try:
+        matrix = scipy.io.mmread(io.BytesIO(read_text(path)))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise DataError(f"{path}: not a Matrix Market file: {error}") from error
+    if not scipy.sparse.issparse(matrix):
+        raise DataError(f"{path}: a dense matrix; a graph needs the 'coordinate' format")
+    if matrix.shape[0] != matrix.shape[1]:
+        raise DataError(f"{path}: {matrix.shape[0]} rows and {matrix.shape[1]} columns; an adjacency matrix is square")
+    matrix = matrix.tocoo()
+    if np.iscomplexobj(matrix.data):
+        raise DataError(f"{path}: complex values can't be edge weights")
+    weight = matrix.data.astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(weight))
+    if len(bad):
+        raise DataError(f"{path}: entry {bad[0] + 1}: weight {weight[bad[0]]} is not a finite number")
+    return RawGraph(
+        name=path.name.split(".")[0],
+        src=torch.from_numpy(matrix.row.astype(np.int64)),
+        dst=torch.from_numpy(matrix.col.astype(np.int64)),
+        num_nodes=int(matrix.shape[0]),
+        edge_weight=torch.from_numpy(weight),
+        notes=(f"read {matrix.nnz} entries from {path.name}",),
+    )
+
+
+def _data_lines(content: bytes) -> Iterator[tuple[int, str]]:
+    """Yield (line number from 1, text) of the lines that aren't blank or comments."""
+    for number, line in enumerate(io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", errors="replace"), 1):
+        text = line.strip()
+        if text and not text.startswith(_COMMENTS):
+            yield number, text
+
+
+def _sniff(path: Path, content: bytes) -> _Layout:
+    lines = _data_lines(content)
+    first = next(lines, None)
+    if first is None:
+        raise DataError(f"{path}: no edges: no line holds data")
+    number, text = first
+    separator = next((sign for sign in (",", ";", "\t") if sign in text), r"\s+")
+    fields = _cut(text, separator)
+    second = next(lines, None)
+    later = _cut(second[1], separator) if second else []
+    is_header = not _is_number(fields[0]) and (fields[0].lower() in _HEADER_WORDS or bool(later) and _is_number(later[0]))
+    if is_header:
+        if second is None:
+            raise DataError(f"{path}: no edges: no line after the header holds data")
+        number, fields = second[0], later
+    if len(fields) < 2:
+        raise DataError(f"{path}, line {number}: '{text[:60]}' has one column; an edge needs a source and a target")
+    return _Layout(separator, len(fields), number - 1, _is_number(fields[0]) and _is_number(fields[1]))
+
+
+def _cut(text: str, separator: str) -> list[str]:
+    row = pd.read_csv(io.StringIO(text), sep=separator, header=None, dtype=str, keep_default_na=False, skipinitialspace=True)
+    return [str(value) for value in row.iloc[0]]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        int(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _read_table(path: Path, content: bytes, layout: _Layout) -> pd.DataFrame:
+    """Return all data rows as text. pandas does the cutting; a row that does not fit is looked up to name its line."""
+    body = io.BytesIO(content)
+    for _ in range(layout.skip):
+        body.readline()
+    rest = body.read()
+    if any(mark in rest for mark in (b"#", b"%", b"//")):
+        kept = (line for line in rest.splitlines(keepends=True) if not line.lstrip().startswith((b"#", b"%", b"//")))
+        rest = b"".join(kept)
+    try:
+        # one name more than there are columns, so that a row with too many shows there instead of shifting the others
+        table = pd.read_csv(io.BytesIO(rest), sep=layout.separator, header=None, names=range(layout.num_columns + 1), dtype=str,
+                            keep_default_na=False, skipinitialspace=True, encoding="utf-8", on_bad_lines="error")
+    except (pd.errors.ParserError, UnicodeDecodeError, ValueError) as error:
+        raise _wrong_columns(path, content, layout) or DataError(f"{path}: {error}") from error
+    table = table.fillna("")
+    if (table.pop(layout.num_columns) != "").any() or (table == "").to_numpy().any():
+        raise _wrong_columns(path, content, layout) or DataError(f"{path}: lines have different numbers of columns")
+    return table
+
+
+def _wrong_columns(path: Path, content: bytes, layout: _Layout) -> DataError | None:
+    for number, text in _data_lines(content):
+        if number > layout.skip and len(_cut(text, layout.separator)) != layout.num_columns:
+            found = len(_cut(text, layout.separator))
+            return DataError(f"{path}, line {number}: {found} columns, the first row has {layout.num_columns}")
+    return None
+
+
+def _line_of_row(content: bytes, layout: _Layout, row: int) -> int:
+    numbers = [number for number, _ in _data_lines(content) if number > layout.skip]
+    return numbers[row]
+
+
+def _number_ids(path: Path, content: bytes, layout: _Layout, table: pd.DataFrame) -> np.ndarray:
+    """Return int64 [E, 2]."""
+    columns = []
+    for column in (0, 1):
+        values = pd.to_numeric(table[column], errors="coerce")
+        bad = np.flatnonzero(values.isna().to_numpy() | ~table[column].str.fullmatch(r"\s*[+-]?\d+\s*").to_numpy(dtype=bool))
+        if len(bad):
+            text = table[column].iloc[bad[0]]
+            raise DataError(f"{path}, line {_line_of_row(content, layout, int(bad[0]))}: id '{text}' is not a number as the first "
+                            "row's ids are; dataset.ids=text reads ids as text")
+        if values.dtype != np.int64:
+            raise DataError(f"{path}: an id in column {column + 1} exceeds 64 bits; dataset.ids=text reads ids as text")
+        negative = np.flatnonzero(values.to_numpy() < 0)
+        if len(negative):
+            row = int(negative[0])
+            raise DataError(f"{path}, line {_line_of_row(content, layout, row)}: negative id {values.iloc[row]}")
+        columns.append(values.to_numpy(dtype=np.int64))
+    return np.stack(columns, axis=1)
+
+
+def _weights(path: Path, content: bytes, layout: _Layout, table: pd.DataFrame) -> torch.Tensor | None:
+    """Return float32 [E] from the third column; an attribute column of ``{}`` (networkx) is no weight."""
+    if layout.num_columns < 3 or (table[2] == "{}").all():
+        return None
+    values = pd.to_numeric(table[2], errors="coerce").to_numpy(dtype=np.float64)
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):
+        row = int(bad[0])
+        raise DataError(f"{path}, line {_line_of_row(content, layout, row)}: weight '{table[2].iloc[row]}' is not a finite number")
+    return torch.from_numpy(values.astype(np.float32))
