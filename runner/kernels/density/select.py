@@ -1,0 +1,145 @@
+"""Which kernel for which part, by measurement on the graph at hand.
+
+For a width and direction, every candidate is first compared with an fp64 product on sampled rows, then timed,
+interleaved with the others. The split into intra- and inter-community edges is adopted only where it beats the best single kernel
+by a margin.
+
+Legend: N rows, E edges, F features.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runner.errors import VerificationError
+from runner.kernels.density.formats import Kernel, Part, SpMM, coo_torch, csr_scipy, csr_torch, dense_blocks
+
+Factory = Callable[[Part], Kernel | None]
+_SAMPLED_ROWS = 64
+_TOLERANCE = 1e-5  # of the sum of absolute products in a row; fp32 sums of a hub with 10^5 edges stay below 1e-6
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen for one width and direction.
+
+    Attributes:
+        run: float32 [N, F] -> [N, F].
+        names: the kernels, one for the whole graph or intra and inter.
+        tried: median seconds by candidate.
+        reason: why this one.
+        num_bytes: memory that the formats take.
+    """
+
+    run: SpMM
+    names: tuple[str, ...]
+    tried: dict[str, float]
+    reason: str
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The parts of one direction of one matrix, their kernels built once for all widths."""
+
+    whole: Part
+    intra: Part | None
+    inter: Part | None
+    kernels: dict[str, list[Kernel]] = field(default_factory=dict)
+
+    def of(self, name: str, extra: Sequence[Factory]) -> list[Kernel]:
+        """Return the kernels of a part."""
+        if name not in self.kernels:
+            part = getattr(self, name)
+            factories: list[Factory] = [csr_torch, csr_scipy, *extra]
+            if name == "inter":
+                factories.insert(0, coo_torch)
+            if name == "intra":
+                factories.insert(0, dense_blocks)
+            self.kernels[name] = [kernel for factory in factories if (kernel := factory(part)) is not None]
+        return self.kernels[name]
+
+
+def choose(candidates: Candidates, num_features: int, num_trials: int, min_gain: float, extra: Sequence[Factory] = ()) -> Choice:
+    """Measure and choose.
+
+    Args:
+        candidates: the parts; without intra and inter only single kernels are tried.
+        num_features: F.
+        num_trials: timed runs of each candidate.
+        min_gain: the split must be faster by this share than the best single kernel.
+        extra: further kernels for every part, such as the framework's own.
+
+    Raises:
+        VerificationError: where a candidate's product is wrong.
+    """
+    x = torch.randn(candidates.whole.adjacency.num_src, num_features, generator=torch.Generator().manual_seed(0))
+    whole = _measure(candidates.whole, candidates.of("whole", extra), x, num_trials)
+    best, best_s = _fastest(whole)
+    tried = {f"whole: {kernel.name}": seconds for kernel, seconds in whole}
+    if candidates.intra is None or candidates.inter is None:
+        return Choice(best.run, (best.name,), tried, f"{best.name}, the fastest of {len(whole)}; the graph is not split", best.num_bytes)
+    chosen = []
+    for name in ("intra", "inter"):
+        measured = _measure(getattr(candidates, name), candidates.of(name, extra), x, num_trials)
+        tried |= {f"{name}: {kernel.name}": seconds for kernel, seconds in measured}
+        chosen.append(_fastest(measured)[0])
+    intra, inter = chosen
+
+    def both(x: Tensor) -> Tensor:
+        return intra.run(x).add_(inter.run(x))
+
+    split = Kernel(f"{intra.name} + {inter.name}", both, intra.num_bytes + inter.num_bytes)
+    (_, best_s), (_, split_s) = _measure(candidates.whole, [best, split], x, 2 * num_trials)
+    tried[f"split: {split.name}"] = split_s
+    gain = 1 - split_s / best_s
+    if gain >= min_gain:
+        return Choice(both, (intra.name, inter.name), tried, f"split, {gain:.0%} faster than {best.name} alone", split.num_bytes)
+    return Choice(best.run, (best.name,), tried, f"{best.name} alone; the best split takes {split_s / best_s:.2f}× its time", best.num_bytes)
+
+
+def _fastest(measured: list[tuple[Kernel, float]]) -> tuple[Kernel, float]:
+    return min(measured, key=lambda pair: pair[1])
+
+
+def _measure(part: Part, kernels: list[Kernel], x: Tensor, num_trials: int) -> list[tuple[Kernel, float]]:
+    """Check each kernel, then time all in turns; returns the median seconds of each."""
+    check = _sample(part, x)
+    for kernel in kernels:
+        check(kernel)
+    times: dict[str, list[float]] = {kernel.name: [] for kernel in kernels}
+    for _ in range(num_trials):
+        for kernel in kernels:
+            start = time.perf_counter()
+            kernel.run(x)
+            times[kernel.name].append(time.perf_counter() - start)
+    return [(kernel, median(times[kernel.name])) for kernel in kernels]
+
+
+def _sample(part: Part, x: Tensor) -> Callable[[Kernel], None]:
+    """Return a check of a kernel's product on sampled rows against fp64; the first run also warms the kernel up."""
+    generator = np.random.default_rng(0)
+    num_rows = part.adjacency.num_dst
+    rows = np.unique(generator.integers(0, num_rows, _SAMPLED_ROWS)) if num_rows > _SAMPLED_ROWS else np.arange(num_rows)
+    matrix = part.adjacency.to_scipy().astype(np.float64)
+    matrix.data = part.values.double().numpy()
+    picked, dense = matrix[rows], x.double().numpy()
+    expected, scale = picked @ dense, abs(picked) @ abs(dense)
+
+    def check(kernel: Kernel) -> None:
+        found = kernel.run(x)
+        if tuple(found.shape) != (num_rows, x.shape[1]):
+            raise VerificationError(f"kernel {kernel.name} returned shape {list(found.shape)} for {[num_rows, x.shape[1]]}")
+        error = np.abs(found[torch.from_numpy(rows)].double().numpy() - expected)
+        if not (error <= _TOLERANCE * scale + 1e-30).all():
+            worst = np.unravel_index(int(np.argmax(error - _TOLERANCE * scale)), error.shape)
+            raise VerificationError(f"kernel {kernel.name} is wrong at row {rows[worst[0]]}, column {worst[1]}: off by {error[worst]:.2e}")
+
+    return check

@@ -1,0 +1,112 @@
+"""Op graph → something that runs. Each op becomes one closure; a strategy replaces the closures it has kernels for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.kernels import reference
+from runner.kernels.opgraph import Aggregate, Call, EdgeApply, EdgeSoftmax, Op, OpGraph, Ref, inputs_of
+
+Resolve = Callable[[Ref], Tensor]
+Kernel = Callable[[Resolve], Any]
+Lowering = Callable[[OpGraph, Op], Kernel | None]
+Trace = Callable[[Op, tuple[Tensor, ...]], None]
+
+
+class Executable:
+    """An op graph that can be called: ``features [N, F] -> output``, differentiable like the module it came from.
+
+    Args:
+        graph: the op graph.
+        lower: returns a strategy's own kernel for an op, or None for plain torch.
+        constants: the graph's constants as this strategy wants them (renumbered, say); default: as captured.
+    """
+
+    def __init__(self, graph: OpGraph, lower: Lowering = lambda _graph, _op: None, constants: dict[int, Tensor] | None = None) -> None:
+        self.graph = graph
+        self._constants = graph.constants if constants is None else constants
+        self._steps = [(op, lower(graph, op) or plain(graph, op), dead) for op, dead in zip(graph.ops, _last_uses(graph), strict=True)]
+
+    def __call__(self, features: Tensor, trace: Trace | None = None) -> Tensor:
+        """Run all ops.
+
+        Args:
+            features: float [N, F], in this strategy's order of nodes.
+            trace: called after each op with its outputs.
+        """
+        live: dict[int, Tensor] = {self.graph.features.index: features, **self.graph.leaves, **self._constants}
+        for op, kernel, dead in self._steps:
+            result = kernel(lambda ref: live[ref.index])
+            outputs = tuple(result) if len(op.outputs) > 1 else (result,)
+            for ref, tensor in zip(op.outputs, outputs, strict=True):
+                live[ref.index] = tensor
+            if trace is not None:
+                trace(op, outputs)
+            for index in dead:
+                del live[index]
+        return live[self.graph.output.index]
+
+
+def plain(graph: OpGraph, op: Op) -> Kernel:
+    """Return an op in plain torch."""
+    adjacency = graph.adjacency
+    match op:
+        case Call():
+            return lambda resolve: op.function(*fill(op.args, resolve), **fill(op.kwargs, resolve))
+        case EdgeSoftmax():
+            return lambda resolve: reference.edge_softmax(adjacency, resolve(op.logits), op.norm_by)
+        case EdgeApply():
+            return lambda resolve: _message(graph, op, resolve)
+        case Aggregate():
+            return lambda resolve: reference.aggregate(adjacency, _message(graph, op, resolve), op.reduce)
+
+
+def fill(structure: Any, resolve: Resolve) -> Any:
+    """Put tensors in the place of Refs."""
+    if isinstance(structure, Ref):
+        return resolve(structure)
+    if isinstance(structure, tuple):
+        return tuple(fill(entry, resolve) for entry in structure)
+    if isinstance(structure, list):
+        return [fill(entry, resolve) for entry in structure]
+    if isinstance(structure, dict):
+        return {key: fill(entry, resolve) for key, entry in structure.items()}
+    return structure
+
+
+def _message(graph: OpGraph, op: EdgeApply | Aggregate, resolve: Resolve) -> Tensor:
+    sides = [reference.gather(graph.adjacency, resolve(operand.ref), operand.target) for operand in op.operands]
+    return reference.edge_apply(op.operation, sides[0], sides[1] if len(sides) > 1 else None)
+
+
+def _last_uses(graph: OpGraph) -> list[list[int]]:
+    """For each op, the values that nothing reads after it: freed at once, so that memory is what the module itself needs."""
+    last: dict[int, int] = {}
+    for position, op in enumerate(graph.ops):
+        for ref in (*op.outputs, *inputs_of(op)):
+            last[ref.index] = position
+    kept = {graph.output.index, graph.features.index, *graph.leaves, *graph.constants}
+    dead: list[list[int]] = [[] for _ in graph.ops]
+    for index, position in last.items():
+        if index not in kept:
+            dead[position].append(index)
+    return dead
+
+
+def is_dropout(op: Op) -> bool:
+    """Whether an op draws random numbers: a dropout that is switched on."""
+    if not isinstance(op, Call) or op.function not in (torch.nn.functional.dropout, torch.dropout):
+        return False
+    probability, training = dropout_arguments(op)
+    return training and probability > 0
+
+
+def dropout_arguments(op: Call) -> tuple[float, bool]:
+    """Return (probability, training) of a dropout call."""
+    given = dict(zip(("input", "p", "training"), op.args, strict=False)) | op.kwargs
+    default = op.function is torch.nn.functional.dropout
+    return float(given.get("p", given.get("prob", 0.5))), bool(given.get("training", given.get("train", default)))

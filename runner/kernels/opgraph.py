@@ -1,0 +1,183 @@
+"""A model's forward as typed ops over node, edge and dense values. The graph is a constant in it.
+
+Legend: N nodes, E edges, F features. A value's space says what its first dimension is: ``node`` (N rows), ``edge`` (E rows,
+in the order of the edge ids), ``dense`` (neither: weights, scalars).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from runner.kernels.adjacency import Adjacency
+
+Space = Literal["node", "edge", "dense"]
+Target = Literal["u", "v", "e"]
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A value's number; stands for the value among an op's arguments."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Value:
+    """What is known of a value: its space and, from the capturing run, shape and dtype."""
+
+    space: Space
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One side of a message: a value, read at an edge's source (u), destination (v) or at the edge itself (e)."""
+
+    ref: Ref
+    target: Target
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A torch call; ``args`` and ``kwargs`` hold Refs where it had tensors."""
+
+    outputs: tuple[Ref, ...]
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    where: str
+
+    @property
+    def label(self) -> str:
+        """The torch function's name."""
+        return getattr(self.function, "__name__", str(self.function))
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeApply:
+    """An edge value from the values at its ends: ``operation`` is copy, add, sub, mul, div or dot (over the last dimension)."""
+
+    outputs: tuple[Ref, ...]
+    operation: str
+    operands: tuple[Operand, ...]
+    where: str
+
+    @property
+    def label(self) -> str:
+        """In DGL's manner: ``u_add_v``."""
+        return message_name(self.operation, self.operands)
+
+
+@dataclass(frozen=True, eq=False)
+class Aggregate:
+    """Messages (as in :class:`EdgeApply`) reduced at each destination: sum, mean, max or min; 0 where there are none."""
+
+    outputs: tuple[Ref, ...]
+    operation: str
+    operands: tuple[Operand, ...]
+    reduce: str
+    where: str
+
+    @property
+    def label(self) -> str:
+        """In DGL's manner: ``copy_u → sum``."""
+        return f"{message_name(self.operation, self.operands)} → {self.reduce}"
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeSoftmax:
+    """Softmax of an edge value over the edges with the same destination (``norm_by`` dst) or source (src)."""
+
+    outputs: tuple[Ref, ...]
+    logits: Ref
+    norm_by: str
+    where: str
+
+    label = "edge_softmax"
+
+
+Op = Call | EdgeApply | Aggregate | EdgeSoftmax
+
+
+def message_name(operation: str, operands: tuple[Operand, ...]) -> str:
+    """Return DGL's name of a message function."""
+    targets = [operand.target for operand in operands]
+    return f"copy_{targets[0]}" if operation == "copy" else f"{targets[0]}_{operation}_{targets[1]}"
+
+
+def refs_in(structure: Any) -> Iterator[Ref]:
+    """Yield every Ref in nested tuples, lists and dicts."""
+    if isinstance(structure, Ref):
+        yield structure
+    elif isinstance(structure, Operand):
+        yield structure.ref
+    elif isinstance(structure, list | tuple):
+        for entry in structure:
+            yield from refs_in(entry)
+    elif isinstance(structure, dict):
+        yield from refs_in(list(structure.values()))
+
+
+def inputs_of(op: Op) -> list[Ref]:
+    """Return the values that an op reads."""
+    match op:
+        case Call():
+            return list(refs_in((op.args, op.kwargs)))
+        case EdgeSoftmax():
+            return [op.logits]
+    return list(refs_in(op.operands))
+
+
+@dataclass(frozen=True, eq=False)
+class OpGraph:
+    """A captured forward: ``features -> output``.
+
+    Attributes:
+        adjacency: the graph.
+        values: what each number stands for.
+        features: the input.
+        leaves: parameters and buffers by value number, the module's own tensors, so that both see each update.
+        constants: tensors that depend on the graph only, in the graph's own order of nodes and edges.
+        ops: in an order that executes.
+        output: the result.
+    """
+
+    adjacency: Adjacency
+    values: list[Value]
+    features: Ref
+    leaves: dict[int, Tensor]
+    constants: dict[int, Tensor]
+    ops: list[Op] = field(default_factory=list)
+    output: Ref = field(default_factory=lambda: Ref(-1))
+
+    @cached_property
+    def trainable(self) -> frozenset[int]:
+        """Numbers of the values that a gradient flows through: those that depend on a parameter."""
+        found = {index for index, tensor in self.leaves.items() if tensor.requires_grad}
+        for op in self.ops:
+            if any(ref.index in found for ref in inputs_of(op)):
+                found.update(ref.index for ref in op.outputs)
+        return frozenset(found)
+
+    def __str__(self) -> str:
+        lines = [f"features {self._describe(self.features)}"]
+        lines += [f"{self._describe(Ref(index))} = {'parameter' if tensor.requires_grad else 'buffer'} {self.values[index].name}"
+                  for index, tensor in self.leaves.items()]
+        lines += [f"{self._describe(Ref(index))} = constant" for index in self.constants]
+        for op in self.ops:
+            outputs = ", ".join(self._describe(ref) for ref in op.outputs)
+            reads = ", ".join(f"%{ref.index}" for ref in inputs_of(op))
+            lines.append(f"{outputs} = {op.label}({reads})   # {op.where}")
+        return "\n".join([*lines, f"return %{self.output.index}"])
+
+    def _describe(self, ref: Ref) -> str:
+        value = self.values[ref.index]
+        return f"%{ref.index}: {value.space}{list(value.shape)}"

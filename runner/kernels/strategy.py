@@ -1,0 +1,156 @@
+"""Kernel strategies: how a captured model's message passing is computed. Each gives the baseline's answer, in its own order of nodes.
+
+Legend: N nodes, F features, K classes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from runner.kernels.adjacency import Adjacency
+from runner.kernels.density.select import Factory
+from runner.kernels.lower import Executable
+from runner.kernels.opgraph import OpGraph
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What a strategy is given: a model bound to one graph.
+
+    Attributes:
+        forward: the module as it is: features [N, F] -> [N, K].
+        capture: returns the op graph of the training (True) or evaluation (False) forward.
+        adjacency: the graph.
+        library_kernels: the framework's own SpMM, as a candidate beside ours.
+    """
+
+    forward: Callable[[Tensor], Tensor]
+    capture: Callable[[bool], OpGraph]
+    adjacency: Adjacency
+    library_kernels: Sequence[Factory] = ()
+
+
+class Prepared(Protocol):
+    """A program ready to run under a strategy.
+
+    Attributes:
+        name: the strategy.
+        preprocess_s: seconds by phase of the preparation.
+        resident_bytes: memory that the strategy keeps beside the graph and the model.
+        report: what it decided, for the result file.
+    """
+
+    name: str
+    preprocess_s: dict[str, float]
+    resident_bytes: int
+    report: dict[str, Any]
+
+    def __call__(self, features: Tensor, training: bool) -> Tensor:
+        """Run the forward on features in this strategy's order of nodes; the result is in that order."""
+        ...
+
+    def place(self, rows: Tensor) -> Tensor:
+        """Bring rows [N, …] from the graph's own order into this strategy's."""
+        ...
+
+    def restore(self, rows: Tensor) -> Tensor:
+        """The inverse of :meth:`place`."""
+        ...
+
+    def locate(self, nodes: Tensor) -> Tensor:
+        """Return where nodes (int64, numbers of the graph's own order) are in this strategy's order."""
+        ...
+
+    def lowered(self) -> tuple[OpGraph, Executable] | None:
+        """The op graph of training and what it became; None where the module runs as it is."""
+        ...
+
+    def explain(self) -> str:
+        """Say what was captured and decided, with the measurements."""
+        ...
+
+
+class Strategy(Protocol):
+    """A kernel strategy, configured."""
+
+    name: str
+
+    def prepare(self, program: Program) -> Prepared:
+        """Plan for a program; everything that is paid once is paid here.
+
+        Raises:
+            UserError: where the strategy can't take the program, naming what it can't.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The module as it is."""
+
+    name: str = "baseline"
+
+    def prepare(self, program: Program) -> Prepared:
+        """Nothing to plan."""
+        return PreparedModule(program)
+
+
+@dataclass
+class PreparedModule:
+    """The DGL module itself, nodes in their own order."""
+
+    program: Program
+    name: str = "baseline"
+    preprocess_s: dict[str, float] = field(default_factory=dict)
+    resident_bytes: int = 0
+    report: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, features: Tensor, training: bool) -> Tensor:  # noqa: ARG002 (the module has its own flag)
+        return self.program.forward(features)
+
+    def place(self, rows: Tensor) -> Tensor:
+        return rows
+
+    def restore(self, rows: Tensor) -> Tensor:
+        return rows
+
+    def locate(self, nodes: Tensor) -> Tensor:
+        return nodes
+
+    def lowered(self) -> tuple[OpGraph, Executable] | None:
+        return None
+
+    def explain(self) -> str:
+        return f"baseline runs the DGL module as it is; its op graph in training:\n{self.program.capture(True)}"
+
+
+class Stopwatch:
+    """Seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def measure(self, phase: str, work: Callable[[], Any]) -> Any:
+        """Run ``work`` and add its time to a phase; returns its result."""
+        start = time.perf_counter()
+        result = work()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+        return result
+
+
+def num_bytes(tensors: Sequence[Tensor]) -> int:
+    """Return the memory that tensors take."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def inverse(order: Tensor) -> Tensor:
+    """Return the inverse of a permutation, int64 [N]."""
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(order.numel(), dtype=order.dtype)
+    return rank

@@ -1,0 +1,184 @@
+"""A strategy must not change the answer: output, loss and every gradient are compared with the baseline's before anything is timed.
+
+Legend: N nodes, K classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from runner.errors import VerificationError
+from runner.kernels.lower import Executable
+from runner.kernels.opgraph import Op, OpGraph
+
+# Of the largest entry of what is compared. Two fp32 programs that sum in another order differ by some 1e-7 an op: the runner's models
+# with batch norm by 1e-6 (measured on planted graphs of 4 000 and 20 000 nodes).
+OUTPUT_TOLERANCE = 2e-5
+GRADIENT_TOLERANCE = 1e-4
+# Of the largest gradient. A sum over nodes is rounded in proportion to its terms, not to its result, and before a batch norm the
+# terms cancel: there only rounding is left to compare. With this floor such a gradient may differ by 1e-6 of the largest one,
+# 8 units in its last place.
+_GRADIENT_FLOOR = 1e-2
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Largest differences from the baseline, as shares of the largest entry of what is compared."""
+
+    max_output_diff: float
+    max_loss_diff: float
+    max_grad_diff: float
+    worst_gradient: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Output [N, K] in the graph's own order, loss, and the gradient of each parameter by name."""
+
+    output: Tensor
+    loss: float
+    gradients: dict[str, Tensor]
+
+
+def answer(module: nn.Module, forward: Callable[[], Tensor], loss: Callable[[Tensor], Tensor], seed: int) -> Answer:
+    """Run forward and backward once in training mode; buffers, gradients and mode are left as they were.
+
+    Args:
+        module: holds the parameters.
+        forward: returns the output in the graph's own order of nodes.
+        loss: of that output.
+        seed: of the dropout masks.
+    """
+    buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    was_training = module.training
+    module.train()
+    module.zero_grad(set_to_none=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        output = forward()
+        value = loss(output)
+        value.backward()
+    gradients = {name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach().clone()
+                 for name, parameter in module.named_parameters()}
+    module.zero_grad(set_to_none=True)
+    module.train(was_training)
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            buffer.copy_(buffers[name])
+    return Answer(output.detach(), float(value.detach()), gradients)
+
+
+def compare(expected: Answer, found: Answer) -> Agreement:
+    """Return the largest differences; a NaN on one side only counts as infinite."""
+    largest = max((float(gradient.abs().max()) for gradient in expected.gradients.values() if gradient.numel()), default=0.0)
+    differences = {name: relative_difference(gradient, found.gradients[name], _GRADIENT_FLOOR * largest)
+                   for name, gradient in expected.gradients.items()}
+    worst = max(differences, key=lambda name: differences[name], default="")
+    loss = relative_difference(torch.tensor(expected.loss, dtype=torch.float64), torch.tensor(found.loss, dtype=torch.float64))
+    return Agreement(relative_difference(expected.output, found.output), loss, differences.get(worst, 0.0), worst)
+
+
+def relative_difference(expected: Tensor, found: Tensor, floor: float = 0.0) -> float:
+    """Return max |found - expected| over max |expected| (or ``floor``, whichever is larger)."""
+    if not expected.numel():
+        return 0.0
+    if expected.shape != found.shape:
+        return float("inf")
+    expected, found = expected.double(), found.double()
+    same_nan = torch.isnan(expected) == torch.isnan(found)
+    if not same_nan.all():
+        return float("inf")
+    difference = float(torch.nan_to_num(found - expected).abs().max())
+    scale = max(float(torch.nan_to_num(expected).abs().max()), floor)
+    return difference / scale if scale else (0.0 if difference == 0 else float("inf"))
+
+
+def require(strategy: str, expected: Answer, found: Answer, exact: Callable[[], Answer], culprit: Callable[[], str]) -> Agreement:
+    """Compare a strategy's answer with the baseline's and raise where it is past tolerance.
+
+    Two right programs can differ by more than rounding: a value that is 0 up to rounding falls on either side of a ReLU, and
+    its node's gradient comes or goes. So past the tolerance an fp64 run decides: the strategy may be off by at most twice
+    (output, loss) or three times (gradients) as much as the baseline itself is.
+
+    Args:
+        strategy: its name.
+        expected, found: of the baseline and of the strategy, same weights, inputs and masks.
+        exact: runs the program in fp64; called only past tolerance.
+        culprit: finds the op to blame; called only on failure.
+
+    Raises:
+        VerificationError: naming the op and the differences.
+    """
+    agreement = compare(expected, found)
+    if _within(agreement, OUTPUT_TOLERANCE, OUTPUT_TOLERANCE, GRADIENT_TOLERANCE):
+        return agreement
+    reference = exact()
+    own, strategys = compare(reference, expected), compare(reference, found)
+    if _within(strategys, max(2 * own.max_output_diff, OUTPUT_TOLERANCE), max(2 * own.max_loss_diff, OUTPUT_TOLERANCE),
+               max(3 * own.max_grad_diff, GRADIENT_TOLERANCE)):
+        return agreement
+    raise VerificationError(
+        f"{strategy} differs from baseline at {culprit()}: against fp64, its output is off by {strategys.max_output_diff:.1e} "
+        f"(baseline {own.max_output_diff:.1e}), its loss by {strategys.max_loss_diff:.1e} ({own.max_loss_diff:.1e}), its gradient of "
+        f"{strategys.worst_gradient} by {strategys.max_grad_diff:.1e} ({own.max_grad_diff:.1e}), as shares of the largest entry")
+
+
+def _within(agreement: Agreement, output: float, loss: float, gradient: float) -> bool:
+    return agreement.max_output_diff <= output and agreement.max_loss_diff <= loss and agreement.max_grad_diff <= gradient
+
+
+def answer_in_fp64(graph: OpGraph, features: Tensor, loss: Callable[[Tensor], Tensor], seed: int, expected: Answer) -> Answer:
+    """Run a training op graph forward and backward in fp64, op by op in plain torch, with the dropout masks of ``seed``.
+
+    Args:
+        graph: of the training forward.
+        features: float [N, F], in the graph's own order.
+        loss: of the output.
+        seed: of the dropout masks.
+        expected: the baseline's answer, for the names and shapes of the gradients.
+    """
+    def exact(tensor: Tensor) -> Tensor:
+        copied = tensor.detach().double() if tensor.is_floating_point() else tensor.detach().clone()
+        return copied.requires_grad_(tensor.requires_grad)
+
+    leaves = {index: exact(leaf) for index, leaf in graph.leaves.items()}
+    constants = {index: exact(constant) for index, constant in graph.constants.items()}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        output = Executable(dataclasses.replace(graph, leaves=leaves, constants=constants))(features.double())
+        value = loss(output)
+        value.backward()
+    by_name = {graph.values[index].name: leaf.grad for index, leaf in leaves.items() if leaf.grad is not None}
+    gradients = {name: by_name.get(name, torch.zeros_like(gradient)) for name, gradient in expected.gradients.items()}
+    return Answer(output.detach(), float(value.detach()), gradients)
+
+
+def first_difference(graph: OpGraph, lowered: Executable, features: Tensor, place: Callable[[Tensor], Tensor],
+                     restore: Callable[[Tensor], Tensor], seed: int) -> str:
+    """Name the first op whose value in ``lowered`` differs from plain torch.
+
+    Args:
+        graph: the op graph that was lowered.
+        lowered: a strategy's version of it.
+        features: float [N, F], in the graph's own order.
+        place, restore: to and from the strategy's order of nodes.
+        seed: of the dropout masks.
+    """
+    expected: list[tuple[Tensor, ...]] = []
+    found: list[tuple[Op, tuple[Tensor, ...]]] = []
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        Executable(graph)(features, trace=lambda _, outputs: expected.append(outputs))
+        torch.manual_seed(seed)
+        lowered(place(features), trace=lambda op, outputs: found.append((op, outputs)))
+    for wanted, (op, outputs) in zip(expected, found, strict=True):
+        for ref, right, given in zip(op.outputs, wanted, outputs, strict=True):
+            is_node = graph.values[ref.index].space == "node"
+            if relative_difference(right, restore(given) if is_node else given) > OUTPUT_TOLERANCE:
+                return f"'{op.label}' ({op.where}, %{ref.index})"
+    return "the backward of an op (every forward value agrees)"
