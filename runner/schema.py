@@ -339,8 +339,13 @@ def _check_train(config: Config) -> None:
         raise ConfigError(f"train.resume is for task=train, this is task={config.task.name}")
 
 
+def used_strategies(config: Config) -> list[str]:
+    """Return the strategies that a task runs: those compared, or the one of ``kernel``."""
+    return list(config.task.compare) if config.task.name == "benchmark" else [config.kernel.name]
+
+
 def _check_strategies(config: Config) -> None:
-    used = config.task.compare if config.task.name == "benchmark" else [config.kernel.name]
+    used = used_strategies(config)
     if config.task.name == "benchmark" and len(set(used)) != len(used):
         raise ConfigError(f"task.compare={used} names a strategy twice")
     if config.task.name == "benchmark" and not used:

@@ -57,13 +57,6 @@ def csr_torch(part: Part) -> Kernel:
     return Kernel("csr_torch", lambda x: matrix @ x, 0)
 
 
-def csr_scipy(part: Part) -> Kernel:
-    """CSR rows, scipy's product (one thread)."""
-    matrix = part.adjacency.to_scipy()
-    matrix.data = part.values.numpy()
-    return Kernel("csr_scipy", lambda x: torch.from_numpy(matrix @ x.numpy()), 0)
-
-
 def coo_torch(part: Part) -> Kernel:
     """One message an edge, stored, then summed by destination. Pays where there are few edges."""
     rows, columns, values = part.adjacency.rows, part.adjacency.indices, part.values.unsqueeze(1)

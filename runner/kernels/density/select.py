@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from runner.errors import VerificationError
-from runner.kernels.density.formats import Kernel, Part, SpMM, coo_torch, csr_scipy, csr_torch, dense_blocks
+from runner.kernels.density.formats import Kernel, Part, SpMM, coo_torch, csr_torch, dense_blocks
 
 Factory = Callable[[Part], Kernel | None]
 _SAMPLED_ROWS = 64
@@ -58,7 +58,7 @@ class Candidates:
         """Return the kernels of a part."""
         if name not in self.kernels:
             part = getattr(self, name)
-            factories: list[Factory] = [csr_torch, csr_scipy, *extra]
+            factories: list[Factory] = [csr_torch, *extra]
             if name == "inter":
                 factories.insert(0, coo_torch)
             if name == "intra":

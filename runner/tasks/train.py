@@ -1,0 +1,226 @@
+"""Task ``train``: train a model, several seeds or folds, and test the selected weights."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rich.table import Table
+from sklearn.model_selection import StratifiedKFold
+from torch import nn
+
+from runner.errors import ConfigError
+from runner.gnn.batches import BatchSource, FullGraph, GraphBatches, SampledNodes, to_dgl
+from runner.gnn.data.graph_data import GraphData, Split
+from runner.gnn.data.load import load
+from runner.gnn.models import build_model
+from runner.gnn.train import FitResult, Trainer
+from runner.progress import Bar
+from runner.results import fingerprint, mean_std, spread, write_atomically
+from runner.tasks import checkpoint as checkpoints
+from runner.tasks.checkpoint import Checkpoint
+from runner.tasks.context import Context, FullGraphExperiment, check_against_data, describe, pick_device, prepare_strategy
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: a repeat, and in cross-validation a fold of it."""
+
+    repeat: int
+    fold: int
+    seed: int
+
+    @property
+    def title(self) -> str:
+        """For the progress bar."""
+        return f"seed {self.seed}" + (f" fold {self.fold}" if self.fold >= 0 else "")
+
+
+MakeTrainer = Callable[[Run], Trainer]
+
+
+def run(context: Context) -> dict[str, Any]:
+    """Run the task; returns its part of the result record."""
+    config = context.config
+    data = load(config.dataset)
+    check_against_data(config, data)
+    device = pick_device(config)
+    for line in data.report:
+        context.say(f"data: {line}")
+    context.folder.update(dataset=describe(data), device=str(device), fingerprint=fingerprint(config, data.content_hash))
+    make_trainer, prepared = _trainers(context, data, device)
+    runs = [Run(repeat, fold, config.train.seed + repeat) for repeat in range(config.train.repeats)
+            for fold in (range(config.train.folds) if config.train.folds else (-1,))]
+    checkpoint = Checkpoint(data.content_hash)
+    if config.train.resume:
+        checkpoint = checkpoints.load(Path(config.train.resume), config, data.content_hash)
+        _replay(context, checkpoint, runs)
+    _train_all(context, runs, make_trainer, checkpoint)
+    result = prepared | _summary(config.train.metric, config.train.folds, checkpoint.done[: len(runs)])
+    _report(context, result)
+    return result
+
+
+def _trainers(context: Context, data: GraphData, device: torch.device) -> tuple[MakeTrainer, dict[str, Any]]:
+    """Return what makes each run's trainer, and what the strategy's preparation has to report."""
+    config = context.config
+    if config.dataset.task == "node" and config.train.sampling == "full":
+        return _full_graph_trainers(context, data, device)
+    if config.kernel.name != "baseline":
+        context.say(f"kernel={config.kernel.name} takes one whole graph; kernel.fallback=true, so baseline runs in its place")
+    if config.kernel.explain:
+        context.say("baseline runs the DGL module as it is; each batch has a graph of its own, so there is no one op graph to show")
+
+    def fresh(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return build_model(config.model, data.num_features, data.num_classes, data.task).to(device)
+
+    if config.dataset.task == "graph":
+        splits = _folds(data, config.train.folds, config.dataset.split_seed) if config.train.folds else []
+
+        def for_graphs(run: Run) -> Trainer:
+            module = fresh(run.seed)
+            split = splits[run.fold] if splits else data.split
+            return Trainer(module, GraphBatches(module, data, split, config.train.batch_size, device), config.train, run.seed)
+
+        return for_graphs, {"strategy": "baseline"}
+    graph = to_dgl(data, device)
+
+    def for_samples(run: Run) -> Trainer:
+        module = fresh(run.seed)
+        source = SampledNodes(module, graph, data, list(config.train.fanouts), config.train.batch_size)
+        return Trainer(module, source, config.train, run.seed)
+
+    return for_samples, {"strategy": "baseline"}
+
+
+def _full_graph_trainers(context: Context, data: GraphData, device: torch.device) -> tuple[MakeTrainer, dict[str, Any]]:
+    experiment = FullGraphExperiment(context.config, data, device)
+    prepared = prepare_strategy(context, experiment, context.config.kernel.name)
+    agreement = experiment.verify(prepared) if prepared.name != "baseline" else None
+    source: BatchSource = FullGraph(experiment.forward_for(prepared), prepared.place(experiment.features), prepared.place(experiment.labels),
+                                    experiment.split_for(prepared))
+
+    def make(run: Run) -> Trainer:
+        experiment.reset(run.seed)
+        return Trainer(experiment.module, source, context.config.train, run.seed)
+
+    return make, {"strategy": prepared.name, "preprocess_s": prepared.preprocess_s, "strategy_report": prepared.report, "agreement": agreement}
+
+
+def _folds(data: GraphData, num_folds: int, seed: int) -> list[Split]:
+    """The file's own folds where it has as many, else stratified ones. As in GIN's protocol a fold validates and tests on the same part."""
+    if len(data.folds) == num_folds:
+        return [Split(train=fold.train, val=fold.test, test=fold.test) for fold in data.folds]
+    labels = data.labels.numpy()
+    smallest = int(torch.bincount(data.labels[data.labels >= 0]).min())
+    if smallest < num_folds:
+        raise ConfigError(f"train.folds={num_folds}: the smallest class has {smallest} graphs, a fold needs one of each class")
+    cut = StratifiedKFold(num_folds, shuffle=True, random_state=seed).split(labels, labels)
+    return [Split(train=torch.from_numpy(train), val=torch.from_numpy(test), test=torch.from_numpy(test)) for train, test in cut]
+
+
+def _replay(context: Context, checkpoint: Checkpoint, runs: list[Run]) -> None:
+    """Write the curves up to the checkpoint into this run's own metrics, so that they are whole."""
+    current = len(checkpoint.done)
+    for record in checkpoint.done:
+        for entry in record["history"]:
+            context.sinks.metrics(entry)
+    history = checkpoint.trainer.get("progress", {}).get("history", [])
+    for entry in history if current < len(runs) else []:
+        context.sinks.metrics(_entry(runs[current], entry))
+    context.say(f"resumed: {current} of {len(runs)} runs done" + (f", the next one at epoch {len(history)}" if history else ""))
+
+
+def _entry(run: Run, record: dict[str, float]) -> dict[str, float]:
+    return {"repeat": run.repeat} | ({"fold": run.fold} if run.fold >= 0 else {}) | record
+
+
+def _train_all(context: Context, runs: list[Run], make_trainer: MakeTrainer, checkpoint: Checkpoint) -> None:
+    config = context.config
+    best = max((record["val_metric"] for record in checkpoint.done), default=-1.0)
+    for run in runs[len(checkpoint.done) :]:
+        trainer = make_trainer(run)
+        if checkpoint.trainer:
+            trainer.restore(checkpoint.trainer)
+        fit = _train_one(context, run, trainer, checkpoint)
+        checkpoint.done.append(_record(run, fit))
+        checkpoint.trainer = {}
+        if config.train.checkpoint_every:
+            checkpoints.save(context.path, config, checkpoint)
+        if fit.val_metric > best or not (context.path / "model.pt").exists():
+            best = fit.val_metric
+            _save_weights(context.path / "model.pt", trainer.module)
+
+
+def _train_one(context: Context, run: Run, trainer: Trainer, checkpoint: Checkpoint) -> FitResult:
+    every, config = context.config.train.checkpoint_every, context.config
+    with Bar(context.console, run.title, config.train.epochs, trainer.progress.epoch) as bar:
+        def on_epoch(record: dict[str, float]) -> None:
+            context.sinks.metrics(_entry(run, record))
+            bar.step(f"loss {record['loss']:.4f}" + (f"  val {record['val_metric']:.4f}" if "val_metric" in record else ""))
+            if every and trainer.progress.epoch % every == 0:
+                checkpoint.trainer = trainer.state()
+                checkpoints.save(context.path, config, checkpoint)
+
+        return trainer.fit(on_epoch)
+
+
+def _record(run: Run, fit: FitResult) -> dict[str, Any]:
+    return {"repeat": run.repeat, "fold": run.fold, "seed": run.seed, "best_epoch": fit.best_epoch, "epochs": len(fit.history),
+            "val_metric": fit.val_metric, "test_metric": fit.test_metric, "test_loss": fit.test_loss, "train_s": fit.train_s,
+            "history": [_entry(run, record) for record in fit.history]}
+
+
+def _save_weights(path: Path, module: nn.Module) -> None:
+    content = io.BytesIO()
+    torch.save(module.state_dict(), content)
+    write_atomically(path, content.getvalue())
+
+
+def _summary(metric: str, folds: int, done: list[dict[str, Any]]) -> dict[str, Any]:
+    epoch_s = [entry["seconds"] for record in done for entry in record["history"][1:]]
+    result: dict[str, Any] = {
+        "metric": metric, "runs": [{key: value for key, value in record.items() if key != "history"} for record in done],
+        "epoch_ms": {key: value * 1e3 if key != "n" else value for key, value in spread(epoch_s).items()},
+    }
+    if folds:
+        result |= _cross_validation(done, folds)
+    else:
+        result["test_metric_mean"], result["test_metric_std"] = mean_std([record["test_metric"] for record in done])
+    return result
+
+
+def _cross_validation(done: list[dict[str, Any]], folds: int) -> dict[str, Any]:
+    """GIN's protocol: the one epoch with the best mean over the folds; mean and std over the folds at that epoch, averaged over repeats."""
+    repeats = []
+    for first in range(0, len(done) - folds + 1, folds):
+        curves = [[entry["val_metric"] for entry in record["history"]] for record in done[first : first + folds]]
+        length = min(len(curve) for curve in curves)
+        by_epoch = [mean_std([curve[epoch] for curve in curves]) for epoch in range(length)]
+        epoch = max(range(length), key=lambda index: by_epoch[index][0])
+        repeats.append({"epoch": epoch, "mean": by_epoch[epoch][0], "std": by_epoch[epoch][1],
+                        "folds": [curve[epoch] for curve in curves], "last_epoch_mean": by_epoch[-1][0]})
+    return {"cross_validation": repeats, "test_metric_mean": mean_std([entry["mean"] for entry in repeats])[0],
+            "test_metric_std": median(entry["std"] for entry in repeats)}
+
+
+def _report(context: Context, result: dict[str, Any]) -> None:
+    columns = ["seed", "fold", "epochs", "selected", f"val {result['metric']}", f"test {result['metric']}", "train s"]
+    rows = [[record["seed"], record["fold"] if record["fold"] >= 0 else "-", record["epochs"], record["best_epoch"],
+             f"{record['val_metric']:.4f}", f"{record['test_metric']:.4f}", f"{record['train_s']:.2f}"] for record in result["runs"]]
+    table = Table(*columns, title=f"{context.config.dataset.name} · {context.config.model.name} · {result['strategy']}")
+    for row in rows:
+        table.add_row(*[str(value) for value in row])
+    context.console.print(table)
+    mean, std = result["test_metric_mean"], result["test_metric_std"]
+    what = "cross-validated" if "cross_validation" in result else "test"
+    context.say(f"{what} {result['metric']}: {mean:.4f} ± {std:.4f} (n = {len(result.get('cross_validation', result['runs']))}), "
+                f"epoch {result['epoch_ms']['median']:.2f} ms (median)")
+    context.sinks.table("runs", columns, rows)
+    context.sinks.summary({"test_metric_mean": mean, "test_metric_std": std, "epoch_ms": result["epoch_ms"]["median"]})
