@@ -19,6 +19,10 @@ from runner.errors import UserError
 def main() -> None:
     """Run one experiment, or with ``-m`` one for each combination of the swept values."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra hands its errors on, so that they can be told in one line
+    os.environ.setdefault(
+        "KINETO_LOG_LEVEL", "6"
+    )  # torch's profiler, which measures memory, prints its start and stop below that
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # and remarks on memory that it didn't see allocated
     register_schema()
     OmegaConf.register_new_resolver("run_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
     jobs = _Jobs()
@@ -66,7 +70,9 @@ def _job(composed: DictConfig) -> None:
         raise
     from runner import experiment  # not at the top: torch and DGL take seconds, `--cfg job` and `--help` need neither
 
-    choices = {str(group): str(choice) for group, choice in hydra_config.runtime.choices.items() if "hydra" not in str(group)}
+    choices = {
+        str(group): str(choice) for group, choice in hydra_config.runtime.choices.items() if "hydra" not in str(group)
+    }
     sweep = Path(hydra_config.sweep.dir).name if hydra_config.mode == RunMode.MULTIRUN else None
     experiment.run(config, folder, overrides=list(hydra_config.overrides.task), choices=choices, sweep=sweep)
 

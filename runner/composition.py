@@ -47,7 +47,7 @@ def _reject_extra_keys(node: DictConfig, reference: Any, prefix: str) -> None:
     known = [item.name for item in schema.dataclasses.fields(reference)]
     for key in node:
         if key not in known:
-            raise ConfigError(_unknown_key(f"{prefix}{key}"))
+            raise ConfigError(_unknown_key(f"{prefix}{key!s}"))
         child = getattr(reference, str(key))
         if schema.dataclasses.is_dataclass(child):
             _reject_extra_keys(node[key], child, f"{prefix}{key}.")
@@ -60,7 +60,11 @@ def _unknown_key(full_key: str) -> str:
         siblings = [item.name for item in schema.dataclasses.fields(schema.Config)]
     if not siblings:
         best = nearest(full_key, schema.option_names())
-        return f"unknown option '{full_key}'" + (f": did you mean '{best}'?" if best else "") + "; all: python -m runner --cfg job"
+        return (
+            f"unknown option '{full_key}'"
+            + (f": did you mean '{best}'?" if best else "")
+            + "; all: python -m runner --cfg job"
+        )
     where = f" in {group}" if group else ""
     return f"unknown option '{leaf}'{where}: {suggestion(leaf, siblings)}"
 

@@ -28,8 +28,15 @@ TASKS: dict[str, Callable[[Context], dict[str, Any]]] = {"train": train.run, "be
 _PLAIN_WIDTH = 170  # columns of a table that goes to a file or a pipe
 
 
-def run(config: Config, folder: Path, *, overrides: list[str], choices: dict[str, str], sweep: str | None = None,
-        console: Console | None = None) -> dict[str, Any]:
+def run(
+    config: Config,
+    folder: Path,
+    *,
+    overrides: list[str],
+    choices: dict[str, str],
+    sweep: str | None = None,
+    console: Console | None = None,
+) -> dict[str, Any]:
     """Run one experiment and return its record.
 
     Args:
@@ -82,8 +89,17 @@ def run(config: Config, folder: Path, *, overrides: list[str], choices: dict[str
 
 def torch_environment() -> dict[str, Any]:
     """Describe what torch runs on."""
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    return {"num_threads": torch.get_num_threads(), "gpus": gpus, "cuda": torch.version.cuda, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
+    gpus = (
+        [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        if torch.cuda.is_available()
+        else []
+    )
+    return {
+        "num_threads": torch.get_num_threads(),
+        "gpus": gpus,
+        "cuda": torch.version.cuda,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
 
 
 class _Tee(Console):
@@ -140,6 +156,7 @@ def _quiet_libraries() -> Iterator[None]:
 @contextmanager
 def _stop_on_sigterm() -> Iterator[None]:
     """Let a SIGTERM (a scheduler's way to end a job) be recorded like Ctrl-C."""
+
     def stop(_: int, __: FrameType | None) -> None:
         raise KeyboardInterrupt
 

@@ -22,8 +22,16 @@ class Bar:
         self._start = self._last_line = time.monotonic()
         self._progress: Progress | None = None
         if console.is_terminal:
-            self._progress = Progress(TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
-                                      TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console, transient=True)
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(30),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=console,
+                transient=True,
+            )
             self._bar = self._progress.add_task(title, total=total, completed=done, rate="", note="")
 
     def __enter__(self) -> Bar:
@@ -31,7 +39,9 @@ class Bar:
             self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._progress:
             self._progress.stop()
 
@@ -45,4 +55,7 @@ class Bar:
         elif now - self._last_line >= _LINE_EVERY_S or self._done == self._total:
             self._last_line = now
             left = format_seconds((self._total - self._done) / rate) if self._done < self._total else "0 s"
-            self._console.print(f"{self._title}: {self._done}/{self._total}  {rate:.3g}/s  {left} left  {note}".rstrip(), highlight=False)
+            self._console.print(
+                f"{self._title}: {self._done}/{self._total}  {rate:.3g}/s  {left} left  {note}".rstrip(),
+                highlight=False,
+            )

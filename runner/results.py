@@ -32,10 +32,30 @@ from runner.schema import Config
 
 SCHEMA_VERSION = 1
 RUNNING, FINISHED, FAILED, INTERRUPTED, KILLED = "running", "finished", "failed", "interrupted", "killed"
-_PACKAGES = ("gearsail", "torch", "dgl", "numpy", "scipy", "pymetis", "hydra-core", "omegaconf", "wandb", "cupy-cuda12x", "cupy-cuda13x")
+_PACKAGES = (
+    "gearsail",
+    "torch",
+    "dgl",
+    "numpy",
+    "scipy",
+    "pymetis",
+    "hydra-core",
+    "omegaconf",
+    "wandb",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+)
 # What says where results go or how a run is watched, but not what comes out of it.
-_WITHOUT_INFLUENCE = ("name", "logger.", "train.resume", "train.checkpoint_every", "kernel.explain", "dataset.root", "dataset.path",
-                      "dataset.download")
+_WITHOUT_INFLUENCE = (
+    "name",
+    "logger.",
+    "train.resume",
+    "train.checkpoint_every",
+    "kernel.explain",
+    "dataset.root",
+    "dataset.path",
+    "dataset.download",
+)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -47,7 +67,7 @@ def write_atomically(path: Path, content: bytes) -> None:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(name, path)
+        Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
@@ -81,16 +101,24 @@ def fingerprint(config: Config, data_hash: str) -> str:
     """Return a hash of what influences a run's result: the options that matter, the data, the code's version."""
     relevant = {name: value for name, value in flat_config(config).items() if not name.startswith(_WITHOUT_INFLUENCE)}
     code = _git()
-    text = json.dumps(plain({"config": relevant, "data": data_hash, "version": _version("gearsail"), "code": code["commit"]}), sort_keys=True)
+    text = json.dumps(
+        plain({"config": relevant, "data": data_hash, "version": _version("gearsail"), "code": code["commit"]}),
+        sort_keys=True,
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def environment() -> dict[str, Any]:
     """Describe the machine and the software: versions, CPU, memory, git commit; torch's part is added by who uses torch."""
     return {
-        "python": platform.python_version(), "platform": platform.platform(), "host": platform.node(), "cpu": cpu_name(),
-        "num_cpus": len(os.sched_getaffinity(0)), "memory_bytes": psutil.virtual_memory().total,
-        "packages": {name: version for name in _PACKAGES if (version := _version(name))}, "git": _git(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "cpu": cpu_name(),
+        "num_cpus": len(os.sched_getaffinity(0)),
+        "memory_bytes": psutil.virtual_memory().total,
+        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+        "git": _git(),
     }
 
 
@@ -100,7 +128,9 @@ def cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
 
 
 def _version(package: str) -> str | None:
@@ -116,8 +146,12 @@ def _git() -> dict[str, Any]:
     if not (root / ".git").exists():
         return {"commit": None, "dirty": None}
     try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-        changed = subprocess.run(["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, check=True, timeout=10).stdout
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+        changed = subprocess.run(
+            ["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, check=True, timeout=10
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return {"commit": None, "dirty": None}
     return {"commit": commit, "dirty": bool(changed.strip())}
@@ -131,10 +165,19 @@ class RunFolder:
         self._start = time.monotonic()
         process = psutil.Process()
         self._record: dict[str, Any] = {
-            "schema_version": SCHEMA_VERSION, "name": config.name, "task": config.task.name, "status": RUNNING, "error": None,
-            "fingerprint": None, "config": dataclasses.asdict(config), "choices": choices, "overrides": overrides,
-            "environment": environment(), "process": {"pid": process.pid, "created": process.create_time()},
-            "started_at": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": None,
+            "schema_version": SCHEMA_VERSION,
+            "name": config.name,
+            "task": config.task.name,
+            "status": RUNNING,
+            "error": None,
+            "fingerprint": None,
+            "config": dataclasses.asdict(config),
+            "choices": choices,
+            "overrides": overrides,
+            "environment": environment(),
+            "process": {"pid": process.pid, "created": process.create_time()},
+            "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": None,
         }
         write_atomically(path / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False).encode())
         self._write()
@@ -165,7 +208,11 @@ class RunFolder:
 def read_result(path: Path) -> dict[str, Any]:
     """Return a run folder's record; a run that still says running but whose process is gone has status ``killed``."""
     record: dict[str, Any] = json.loads((path / "result.json").read_text())
-    if record["status"] == RUNNING and record["environment"]["host"] == platform.node() and not _is_alive(record["process"]):
+    if (
+        record["status"] == RUNNING
+        and record["environment"]["host"] == platform.node()
+        and not _is_alive(record["process"])
+    ):
         record["status"] = KILLED
     return record
 

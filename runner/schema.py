@@ -21,8 +21,16 @@ GRAPH_MODELS = ("gcn", "gin", "custom")
 SAMPLED_MODELS = ("gcn", "sage", "gin", "gat", "gatv2", "custom")
 
 
-def option(default: Any, doc: str, *, choices: tuple[Any, ...] = (), low: float | None = None, high: float | None = None,
-           open_low: bool = False, open_high: bool = False) -> Any:
+def option(
+    default: Any,
+    doc: str,
+    *,
+    choices: tuple[Any, ...] = (),
+    low: float | None = None,
+    high: float | None = None,
+    open_low: bool = False,
+    open_high: bool = False,
+) -> Any:
     """Declare a config field.
 
     Args:
@@ -44,7 +52,9 @@ class DatasetConfig:
 
     name: str = option("planted", "planted, the stem of a file in root, or one of DGL's named datasets")
     task: str = option("node", "what is classified", choices=("node", "graph"))
-    root: str | None = option(None, "folder that is looked through for NAME.npz, .mtx, .txt, .csv, .zip before DGL is asked")
+    root: str | None = option(
+        None, "folder that is looked through for NAME.npz, .mtx, .txt, .csv, .zip before DGL is asked"
+    )
     path: str | None = option(None, "one file, whatever its name")
     download: bool = option(True, "let DGL download a named dataset that no file was found for")
 
@@ -54,19 +64,32 @@ class DatasetConfig:
     num_communities: int = option(100, "planted: communities, each of one class", low=1, high=10**7)
     mean_degree: float = option(12.0, "planted: mean degree of a node", low=0, high=10**5, open_low=True)
     intra_fraction: float = option(0.8, "planted: share of edges inside communities", low=0, high=1)
-    degree_exponent: float = option(2.5, "planted: exponent of the power law of expected degrees (smaller: more skewed)",
-                                    low=2, high=20, open_low=True)
-    feature_signal: float = option(0.5, "planted: distance of class means from 0, in standard deviations of the noise",
-                                   low=0, high=100)
-    num_graphs: int = option(1, "planted: graphs; above 1, graph classification with num_nodes nodes in all", low=1, high=10**6)
+    degree_exponent: float = option(
+        2.5,
+        "planted: exponent of the power law of expected degrees (smaller: more skewed)",
+        low=2,
+        high=20,
+        open_low=True,
+    )
+    feature_signal: float = option(
+        0.15, "planted: distance of class means from 0, in standard deviations of the noise", low=0, high=100
+    )
+    num_graphs: int = option(
+        1, "planted: graphs; above 1, graph classification with num_nodes nodes in all", low=1, high=10**6
+    )
     seed: int = option(0, "planted, and random features: seed", low=0, high=2**31 - 1)
 
     ids: str = option("auto", "edge lists: how node ids are read", choices=("auto", "number", "text"))
     undirected: bool = option(False, "add the reverse of each edge where it is missing")
     merge_duplicates: bool = option(False, "merge edges with the same ends; weights are summed")
-    self_loops: str = option("keep", "self loops: as stored, added where missing, or removed", choices=("keep", "add", "remove"))
-    normalize: str = option("none", "features: rows divided by their sum, or columns to mean 0 and deviation 1",
-                            choices=("none", "row", "standard"))
+    self_loops: str = option(
+        "keep", "self loops: as stored, added where missing, or removed", choices=("keep", "add", "remove")
+    )
+    normalize: str = option(
+        "none",
+        "features: rows divided by their sum, or columns to mean 0 and deviation 1",
+        choices=("none", "row", "standard"),
+    )
     features: str = option("given", "given | degree (one-hot in-degree) | tags (one-hot node tags) | random:WIDTH")
     labels: str = option("given", "given | degree:CLASSES (quantiles of the in-degree, for graphs without labels)")
     split: str = option("auto", "public where the file has one, else random", choices=("auto", "public", "random"))
@@ -110,12 +133,16 @@ class KernelConfig:
     name: str = option("baseline", "kernel strategy", choices=STRATEGIES)
     fallback: bool = option(False, "go on with baseline, and say so, where a strategy can't take the model")
     explain: bool = option(False, "print the captured op graph and what was chosen, with the times")
-    partition: str = option("metis", "density_adaptive: how communities are found; none keeps the node order",
-                            choices=("metis", "none"))
+    partition: str = option(
+        "metis", "density_adaptive: how communities are found; none keeps the node order", choices=("metis", "none")
+    )
     block_size: int = option(64, "density_adaptive: nodes a community, on average", low=2, high=4096)
-    min_intra_fraction: float = option(0.1, "density_adaptive: below this share of edges inside communities, no split",
-                                       low=0, high=1)
-    min_gain: float = option(0.03, "density_adaptive: a split is adopted at this gain over the best single kernel", low=0, high=1)
+    min_intra_fraction: float = option(
+        0.1, "density_adaptive: below this share of edges inside communities, no split", low=0, high=1
+    )
+    min_gain: float = option(
+        0.03, "density_adaptive: a split is adopted at this gain over the best single kernel", low=0, high=1
+    )
     num_trials: int = option(7, "density_adaptive: timed runs of each candidate kernel", low=1, high=1000)
 
 
@@ -139,16 +166,26 @@ class TrainConfig:
     schedule: str = option("constant", "learning-rate schedule", choices=("constant", "step", "cosine"))
     schedule_every: int = option(50, "step: epochs between decays", low=1, high=10**7)
     schedule_factor: float = option(0.5, "step: factor of each decay", low=0, high=1, open_low=True)
-    patience: int = option(0, "stop after this many epochs without a better validation loss or metric; 0: never", low=0, high=10**7)
+    patience: int = option(
+        0, "stop after this many epochs without a better validation loss or metric; 0: never", low=0, high=10**7
+    )
     metric: str = option("accuracy", "validation and test metric", choices=("accuracy", "macro_f1", "roc_auc"))
-    select: str = option("metric", "epoch whose weights are tested: best validation metric, lowest validation loss, or the last",
-                         choices=("metric", "loss", "last"))
+    select: str = option(
+        "metric",
+        "epoch whose weights are tested: best validation metric, lowest validation loss, or the last",
+        choices=("metric", "loss", "last"),
+    )
     seed: int = option(0, "seed of the first repeat; repeat k uses seed + k", low=0, high=2**31 - 1)
     repeats: int = option(1, "runs with different seeds; results as mean ± std", low=1, high=10**4)
-    folds: int = option(0, "graph classification: cross-validation folds, the file's own where it has as many; 0: one split",
-                        low=0, high=1000)
-    sampling: str = option("full", "node classification: full graph, or neighbour-sampled batches of nodes",
-                           choices=("full", "neighbor"))
+    folds: int = option(
+        0,
+        "graph classification: cross-validation folds, the file's own where it has as many; 0: one split",
+        low=0,
+        high=1000,
+    )
+    sampling: str = option(
+        "full", "node classification: full graph, or neighbour-sampled batches of nodes", choices=("full", "neighbor")
+    )
     fanouts: list[int] = option([10, 10], "neighbor: in-neighbours sampled a layer, input side first; -1: all", low=-1)
     batch_size: int = option(128, "seed nodes (neighbor) or graphs a batch", low=1, high=10**7)
     eval_every: int = option(1, "epochs between evaluations", low=1, high=10**7)
@@ -167,7 +204,9 @@ class LoggerConfig:
     group: str | None = option(None, "wandb: group; null: the sweep's or run's name")
     job_type: str | None = option(None, "wandb: job type; null: the task's name")
     tags: list[str] = option([], "wandb: tags")
-    timeout_s: float = option(20.0, "wandb: longest wait for the server, in s, before the run goes offline", low=1, high=600)
+    timeout_s: float = option(
+        20.0, "wandb: longest wait for the server, in s, before the run goes offline", low=1, high=600
+    )
 
 
 @dataclass
@@ -175,8 +214,9 @@ class TaskConfig:
     """What is done with the experiment."""
 
     name: str = option("train", "task", choices=("train", "benchmark"))
-    compare: list[str] = option(["baseline", "density_adaptive"], "benchmark: strategies; baseline is always the reference",
-                                choices=STRATEGIES)
+    compare: list[str] = option(
+        ["baseline", "density_adaptive"], "benchmark: strategies; baseline is always the reference", choices=STRATEGIES
+    )
     num_warmup: int = option(5, "benchmark: untimed steps of each strategy", low=0, high=10**5)
     num_steps: int = option(40, "benchmark: timed steps of each strategy, interleaved", low=3, high=10**6)
 
@@ -198,10 +238,17 @@ class Config:
 
 # Options that only some models read: changing one for another model would do nothing, so it is an error.
 _MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
-    "target": ("custom",), "kwargs": ("custom",),
-    "heads": ("gat", "gatv2"), "out_heads": ("gat", "gatv2"), "attention_dropout": ("gat", "gatv2"),
-    "aggregator": ("sage",), "num_hops": ("sgc", "appnp"), "alpha": ("appnp",),
-    "learn_eps": ("gin",), "mlp_layers": ("gin",), "readout": GRAPH_MODELS,
+    "target": ("custom",),
+    "kwargs": ("custom",),
+    "heads": ("gat", "gatv2"),
+    "out_heads": ("gat", "gatv2"),
+    "attention_dropout": ("gat", "gatv2"),
+    "aggregator": ("sage",),
+    "num_hops": ("sgc", "appnp"),
+    "alpha": ("appnp",),
+    "learn_eps": ("gin",),
+    "mlp_layers": ("gin",),
+    "readout": GRAPH_MODELS,
     "edge_weight": ("gcn", "sage", "gin", "sgc", "appnp"),
     "num_layers": ("gcn", "sage", "gin", "gat", "gatv2", "appnp"),
     "hidden": ("gcn", "sage", "gin", "gat", "gatv2", "appnp"),
@@ -252,13 +299,22 @@ def _check_value(name: str, metadata: Any, value: Any) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{name}={value}: must be a finite number")
     if low is not None and (value < low or (metadata["open_low"] and value == low)):
-        raise ConfigError(f"{name}={value} is out of range: must be {'above' if metadata['open_low'] else 'at least'} {low:g}")
+        raise ConfigError(
+            f"{name}={value} is out of range: must be {'above' if metadata['open_low'] else 'at least'} {low:g}"
+        )
     if high is not None and (value > high or (metadata["open_high"] and value == high)):
-        raise ConfigError(f"{name}={value} is out of range: must be {'below' if metadata['open_high'] else 'at most'} {high:g}")
+        raise ConfigError(
+            f"{name}={value} is out of range: must be {'below' if metadata['open_high'] else 'at most'} {high:g}"
+        )
 
 
 def _check_names(config: Config) -> None:
-    if not config.name or any(sign in config.name for sign in "/\\:\0") or config.name.startswith(".") or len(config.name) > 80:
+    if (
+        not config.name
+        or any(sign in config.name for sign in "/\\:\0")
+        or config.name.startswith(".")
+        or len(config.name) > 80
+    ):
         raise ConfigError(f"name={config.name!r}: must be a folder name of at most 80 characters")
 
 
@@ -284,17 +340,25 @@ def _check_dataset(config: Config) -> None:
     if num_classes == 1:
         raise ConfigError("dataset.labels=degree:1: one class leaves nothing to learn; use at least degree:2")
     if dataset.train_fraction + dataset.val_fraction >= 1:
-        raise ConfigError(f"dataset.train_fraction={dataset.train_fraction} and dataset.val_fraction={dataset.val_fraction} "
-                          "leave nothing to test on: their sum must be below 1")
+        raise ConfigError(
+            f"dataset.train_fraction={dataset.train_fraction} and dataset.val_fraction={dataset.val_fraction} "
+            "leave nothing to test on: their sum must be below 1"
+        )
     if dataset.name == "planted" and dataset.path is None:
         if dataset.num_communities > dataset.num_nodes:
-            raise ConfigError(f"dataset.num_communities={dataset.num_communities} exceeds dataset.num_nodes={dataset.num_nodes}")
+            raise ConfigError(
+                f"dataset.num_communities={dataset.num_communities} exceeds dataset.num_nodes={dataset.num_nodes}"
+            )
         if (dataset.num_graphs > 1) != (dataset.task == "graph"):
-            raise ConfigError(f"dataset.num_graphs={dataset.num_graphs} does not go with dataset.task={dataset.task}: "
-                              "several graphs are for dataset.task=graph, one graph is for dataset.task=node")
+            raise ConfigError(
+                f"dataset.num_graphs={dataset.num_graphs} does not go with dataset.task={dataset.task}: "
+                "several graphs are for dataset.task=graph, one graph is for dataset.task=node"
+            )
         if dataset.num_graphs * 2 > dataset.num_nodes:
-            raise ConfigError(f"dataset.num_graphs={dataset.num_graphs} needs at least two nodes a graph, "
-                              f"dataset.num_nodes={dataset.num_nodes} has fewer")
+            raise ConfigError(
+                f"dataset.num_graphs={dataset.num_graphs} needs at least two nodes a graph, "
+                f"dataset.num_nodes={dataset.num_nodes} has fewer"
+            )
 
 
 def _check_model(config: Config) -> None:
@@ -302,15 +366,21 @@ def _check_model(config: Config) -> None:
     for name, readers in _MODEL_OPTIONS.items():
         value = getattr(model, name)
         if model.name not in readers and value != getattr(default, name):
-            raise ConfigError(f"model.{name}={value} has no effect on model={model.name}: it is for {', '.join(readers)}")
+            raise ConfigError(
+                f"model.{name}={value} has no effect on model={model.name}: it is for {', '.join(readers)}"
+            )
     if model.name == "custom" and not model.target:
         raise ConfigError("model=custom needs model.target=my_pkg.nets:MyNet")
     if model.edge_weight and model.name == "sage" and model.aggregator != "mean":
-        raise ConfigError(f"model.edge_weight=true can't work with model.aggregator={model.aggregator}: a maximum over neighbours "
-                          "takes no weights; use model.aggregator=mean")
+        raise ConfigError(
+            f"model.edge_weight=true can't work with model.aggregator={model.aggregator}: a maximum over neighbours "
+            "takes no weights; use model.aggregator=mean"
+        )
     if config.dataset.task == "graph" and model.name not in GRAPH_MODELS:
-        raise ConfigError(f"model={model.name} can't classify graphs (dataset.task=graph): it has no readout; "
-                          f"use one of {', '.join(GRAPH_MODELS)}")
+        raise ConfigError(
+            f"model={model.name} can't classify graphs (dataset.task=graph): it has no readout; "
+            f"use one of {', '.join(GRAPH_MODELS)}"
+        )
     if config.dataset.task == "graph" and model.edge_weight:
         raise ConfigError("model.edge_weight=true can't work with dataset.task=graph: TU archives hold no edge weights")
 
@@ -319,13 +389,19 @@ def _check_train(config: Config) -> None:
     train, dataset, model = config.train, config.dataset, config.model
     if train.sampling == "neighbor":
         if dataset.task == "graph":
-            raise ConfigError("train.sampling=neighbor is for dataset.task=node; graphs are batched as wholes: use train.sampling=full")
+            raise ConfigError(
+                "train.sampling=neighbor is for dataset.task=node; graphs are batched as wholes: use train.sampling=full"
+            )
         if model.name not in SAMPLED_MODELS:
-            raise ConfigError(f"train.sampling=neighbor can't work with model={model.name}: DGL's layer propagates over one whole "
-                              f"graph, a sampled block has different nodes on its two sides; use one of {', '.join(SAMPLED_MODELS)}")
+            raise ConfigError(
+                f"train.sampling=neighbor can't work with model={model.name}: DGL's layer propagates over one whole "
+                f"graph, a sampled block has different nodes on its two sides; use one of {', '.join(SAMPLED_MODELS)}"
+            )
         if model.name != "custom" and len(train.fanouts) != model.num_layers:
-            raise ConfigError(f"train.fanouts={train.fanouts} has {len(train.fanouts)} entries for model.num_layers={model.num_layers}: "
-                              "one fanout a layer is needed")
+            raise ConfigError(
+                f"train.fanouts={train.fanouts} has {len(train.fanouts)} entries for model.num_layers={model.num_layers}: "
+                "one fanout a layer is needed"
+            )
         if any(fanout == 0 for fanout in train.fanouts):
             raise ConfigError(f"train.fanouts={train.fanouts}: a fanout is at least 1, or -1 for all neighbours")
     if train.folds == 1:
@@ -333,8 +409,10 @@ def _check_train(config: Config) -> None:
     if train.folds and dataset.task != "graph":
         raise ConfigError(f"train.folds={train.folds} is for dataset.task=graph, this is dataset.task={dataset.task}")
     if train.folds and train.eval_every != 1:
-        raise ConfigError(f"train.folds={train.folds} with train.eval_every={train.eval_every}: the protocol picks one epoch over "
-                          "all folds, so every epoch must be evaluated: use train.eval_every=1")
+        raise ConfigError(
+            f"train.folds={train.folds} with train.eval_every={train.eval_every}: the protocol picks one epoch over "
+            "all folds, so every epoch must be evaluated: use train.eval_every=1"
+        )
     if train.resume and config.task.name != "train":
         raise ConfigError(f"train.resume is for task=train, this is task={config.task.name}")
 
@@ -351,10 +429,14 @@ def _check_strategies(config: Config) -> None:
     if config.task.name == "benchmark" and not used:
         raise ConfigError("task.compare is empty: name at least one strategy")
     if config.task.name == "benchmark" and (config.train.folds or config.dataset.task == "graph"):
-        raise ConfigError("task=benchmark compares strategies on one whole graph: it can't work with dataset.task=graph yet; "
-                          "use task=train")
+        raise ConfigError(
+            "task=benchmark compares strategies on one whole graph: it can't work with dataset.task=graph yet; "
+            "use task=train"
+        )
     if config.task.name == "benchmark" and config.train.sampling != "full":
-        raise ConfigError("task=benchmark times full-graph steps: it can't work with train.sampling=neighbor; use task=train")
+        raise ConfigError(
+            "task=benchmark times full-graph steps: it can't work with train.sampling=neighbor; use task=train"
+        )
     if "density_adaptive" in used and not config.kernel.fallback:
         _check_density_adaptive(config)
 
@@ -370,5 +452,7 @@ def _check_density_adaptive(config: Config) -> None:
     elif config.dataset.task == "graph":
         reason = "dataset.task=graph batches other graphs at each step, and its plan is made once for a graph"
     if reason:
-        raise ConfigError(f"kernel=density_adaptive can't work here: {reason} (it is for sums and means with fixed scalar weights "
-                          "over one graph); use kernel=baseline, or kernel.fallback=true")
+        raise ConfigError(
+            f"kernel=density_adaptive can't work here: {reason} (it is for sums and means with fixed scalar weights "
+            "over one graph); use kernel=baseline, or kernel.fallback=true"
+        )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import netrc
 import os
 import threading
+import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from runner.results import FINISHED, RunFolder, flat_config, plain
 from runner.schema import Config
@@ -65,12 +66,17 @@ class WandbSink:
     def _start(self, config: Config, folder: Path, group: str | None) -> Any:
         logger = config.logger
         mode = logger.mode
-        if mode == "online" and not _has_login():
+        if mode == "online" and not has_login():
             self._say("wandb: no login found (WANDB_API_KEY or `wandb login`); the run is kept offline")
             mode = "offline"
         arguments = {
-            "project": logger.project, "entity": logger.entity, "group": logger.group or group or config.name,
-            "job_type": logger.job_type or config.task.name, "tags": logger.tags, "name": folder.name, "dir": str(folder),
+            "project": logger.project,
+            "entity": logger.entity,
+            "group": logger.group or group or config.name,
+            "job_type": logger.job_type or config.task.name,
+            "tags": logger.tags,
+            "name": folder.name,
+            "dir": str(folder),
             "config": plain(flat_config(config)),
         }
         if mode == "online":
@@ -79,11 +85,17 @@ class WandbSink:
                 return run
         return self._init(arguments, "disabled" if mode == "disabled" else "offline")
 
-    def _init(self, arguments: dict[str, Any], mode: str) -> Any:
+    def _init(self, arguments: dict[str, Any], mode: Literal["online", "offline", "disabled"]) -> Any:
         import wandb
 
-        settings = wandb.Settings(silent=True, console="off", init_timeout=self._timeout_s, login_timeout=self._timeout_s,
-                                  disable_git=True, save_code=False)
+        settings = wandb.Settings(
+            silent=True,
+            console="off",
+            init_timeout=self._timeout_s,
+            login_timeout=self._timeout_s,
+            disable_git=True,
+            save_code=False,
+        )
         return wandb.init(mode=mode, settings=settings, reinit="create_new", **arguments)
 
     def _within(self, work: Callable[[], Any], failure: str) -> Any:
@@ -110,7 +122,11 @@ class WandbSink:
         """Log a record under ``STRATEGY/METRIC``, or ``METRIC``; each curve has its own epochs as x-axis."""
         prefix = f"{entry['strategy']}/" if "strategy" in entry else ""
         prefix += f"repeat{entry['repeat']}/" if entry.get("repeat") else ""
-        values = {f"{prefix}{key}": value for key, value in entry.items() if isinstance(value, int | float) and key not in ("repeat", "fold")}
+        values = {
+            f"{prefix}{key}": value
+            for key, value in entry.items()
+            if isinstance(value, int | float) and key not in ("repeat", "fold")
+        }
         if f"{prefix}epoch" in values and f"{prefix}epoch" not in self._keys:
             self._keys.add(f"{prefix}epoch")
             for key in values:
@@ -121,7 +137,7 @@ class WandbSink:
     def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
         import wandb
 
-        self._run.log({name: wandb.Table(columns=columns, data=plain(rows))})
+        self._run.log({name: wandb.Table(columns=list(columns), data=plain(rows))})
 
     def summary(self, entries: dict[str, Any]) -> None:
         self._run.summary.update(plain(entries))
@@ -161,7 +177,9 @@ class Sinks:
                 if isinstance(sink, FileSink):
                     raise
                 self._sinks.remove(sink)
-                self._say(f"wandb: {type(error).__name__}: {' '.join(str(error).split())[:160]}; it is left out from here on")
+                self._say(
+                    f"wandb: {type(error).__name__}: {' '.join(str(error).split())[:160]}; it is left out from here on"
+                )
 
 
 def open_sinks(config: Config, folder: RunFolder, *, group: str | None, say: Say) -> Sinks:
@@ -171,16 +189,18 @@ def open_sinks(config: Config, folder: RunFolder, *, group: str | None, say: Say
         try:
             sinks.append(WandbSink(config, folder.path, group=group, say=say))
         except Exception as error:
-            say(f"wandb: could not start ({type(error).__name__}: {' '.join(str(error).split())[:160]}); results are in files only")
+            say(
+                f"wandb: could not start ({type(error).__name__}: {' '.join(str(error).split())[:160]}); results are in files only"
+            )
     return Sinks(sinks, say)
 
 
-def _has_login() -> bool:
-    """Whether a key is at hand, without asking for one and without a network."""
+def has_login() -> bool:
+    """Whether a W&B key is at hand (environment or netrc), without asking for one and without a network."""
     if os.environ.get("WANDB_API_KEY"):
         return True
-    import wandb
-
-    with contextlib.suppress(Exception):
-        return bool(wandb.api.api_key)
-    return False
+    host = urllib.parse.urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

@@ -74,8 +74,12 @@ class SampledNodes:
         self._module, self._graph, self._data, self._batch_size = module, graph, data, batch_size
         self._sampler = dgl.dataloading.NeighborSampler(fanouts)
         self._edge_id = dgl.EID
-        self._full = FullGraph(lambda features: module(graph, features), data.dense_features().to(graph.device),
-                               data.labels.to(graph.device), data.split)
+        self._full = FullGraph(
+            lambda features: module(graph, features),
+            data.dense_features().to(graph.device),
+            data.labels.to(graph.device),
+            data.split,
+        )
 
     @property
     def num_batches(self) -> int:
@@ -125,7 +129,9 @@ class GraphBatches:
         found = {}
         for part in parts:
             if part not in self._kept:
-                self._kept[part] = [self._collate(graphs) for graphs in getattr(self._split, part).split(8 * self._batch_size)]
+                self._kept[part] = [
+                    self._collate(graphs) for graphs in getattr(self._split, part).split(8 * self._batch_size)
+                ]
             batches = self._kept[part]
             if not batches:
                 continue

@@ -24,18 +24,60 @@ from runner.errors import CaptureError
 from runner.gnn.dgl_compat import import_dgl
 from runner.kernels.adjacency import Adjacency
 from runner.kernels.lower import is_dropout
-from runner.kernels.opgraph import Aggregate, Call, EdgeApply, EdgeSoftmax, Op, OpGraph, Operand, Ref, Space, Target, Value, inputs_of
+from runner.kernels.opgraph import (
+    Aggregate,
+    Call,
+    EdgeApply,
+    EdgeSoftmax,
+    Op,
+    Operand,
+    OpGraph,
+    Ref,
+    Space,
+    Target,
+    Value,
+    inputs_of,
+)
 
 _TARGETS: tuple[Target, ...] = ("u", "v", "e")
 # Calls that turn a tensor's values into Python values: on features, a branch that an op graph can't hold.
-_READS_VALUES = frozenset(getattr(Tensor, name) for name in ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__"))
-_RANDOM = frozenset((torch.rand, torch.randn, torch.randint, torch.rand_like, torch.randn_like, torch.bernoulli, Tensor.bernoulli_,
-                     Tensor.uniform_, Tensor.normal_, torch.normal, torch.randperm, torch.nn.functional.alpha_dropout,
-                     torch.nn.functional.feature_alpha_dropout, torch.nn.functional.dropout1d, torch.nn.functional.dropout2d))
+_READS_VALUES = frozenset(
+    getattr(Tensor, name) for name in ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__")
+)
+_RANDOM = frozenset(
+    (
+        torch.rand,
+        torch.randn,
+        torch.randint,
+        torch.rand_like,
+        torch.randn_like,
+        torch.bernoulli,
+        Tensor.bernoulli_,
+        Tensor.uniform_,
+        Tensor.normal_,
+        torch.normal,
+        torch.randperm,
+        torch.nn.functional.alpha_dropout,
+        torch.nn.functional.feature_alpha_dropout,
+        torch.nn.functional.dropout1d,
+        torch.nn.functional.dropout2d,
+    )
+)
 
 # Calls that take a tensor only for its shape, dtype or device: all of it, or every argument after the first.
-_READS_SHAPE = frozenset((torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, Tensor.new_zeros, Tensor.new_ones,
-                          Tensor.new_full, Tensor.new_empty, Tensor.new_tensor))
+_READS_SHAPE = frozenset(
+    (
+        torch.zeros_like,
+        torch.ones_like,
+        torch.empty_like,
+        torch.full_like,
+        Tensor.new_zeros,
+        Tensor.new_ones,
+        Tensor.new_full,
+        Tensor.new_empty,
+        Tensor.new_tensor,
+    )
+)
 _READS_SHAPE_OF_OTHERS = frozenset((Tensor.to, Tensor.type_as, Tensor.expand_as, Tensor.view_as, Tensor.reshape_as))
 
 
@@ -54,7 +96,9 @@ def capture(module: nn.Module, graph: Any, features: Tensor, adjacency: Adjacenc
         CaptureError: for what can't be recorded, with its place in the code.
     """
     if graph.is_block or len(graph.canonical_etypes) != 1:
-        raise CaptureError("only a homogeneous graph can be captured, not a sampled block or one with several edge types")
+        raise CaptureError(
+            "only a homogeneous graph can be captured, not a sampled block or one with several edge types"
+        )
     recorder = _Recorder(module, graph, features, adjacency)
     saved = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     try:
@@ -84,7 +128,8 @@ class _Recorder(TorchFunctionMode):
         for name, leaf in [*module.named_parameters(), *module.named_buffers()]:
             self._ops.leaves[self._track(leaf, "dense", name).index] = leaf
         self.graph = _recording_graph(graph, self)
-        for frame, space in ((graph.ndata, "node"), (graph.edata, "edge")):
+        frames: tuple[tuple[Any, Space], ...] = ((graph.ndata, "node"), (graph.edata, "edge"))
+        for frame, space in frames:
             for key in frame:
                 self._fix(frame[key], space)
 
@@ -109,8 +154,10 @@ class _Recorder(TorchFunctionMode):
         if known is not None:
             return known
         if id(tensor) not in self._fixed and tensor.grad_fn is not None:
-            raise CaptureError(f"{_where()}: uses a tensor of shape {list(tensor.shape)} that was computed from features or weights where "
-                               "it can't be recorded (message passing on a graph made inside forward, or a custom autograd function)")
+            raise CaptureError(
+                f"{_where()}: uses a tensor of shape {list(tensor.shape)} that was computed from features or weights where "
+                "it can't be recorded (message passing on a graph made inside forward, or a custom autograd function)"
+            )
         ref = Ref(len(self._ops.values))
         self._ops.values.append(Value(self._fixed.get(id(tensor), "dense"), tuple(tensor.shape), tensor.dtype))
         self._ops.constants[ref.index] = tensor.detach()
@@ -119,7 +166,10 @@ class _Recorder(TorchFunctionMode):
         return ref
 
     def _is_live(self, tensors: list[Tensor]) -> bool:
-        return any(id(tensor) in self._live or (id(tensor) not in self._fixed and tensor.grad_fn is not None) for tensor in tensors)
+        return any(
+            id(tensor) in self._live or (id(tensor) not in self._fixed and tensor.grad_fn is not None)
+            for tensor in tensors
+        )
 
     def _space_of(self, tensor: Tensor) -> Space:
         ref = self._live.get(id(tensor))
@@ -139,7 +189,7 @@ class _Recorder(TorchFunctionMode):
 
     # --- torch calls -------------------------------------------------------------------------------------------------
 
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._paused:
             return func(*args, **kwargs)
@@ -157,17 +207,23 @@ class _Recorder(TorchFunctionMode):
             self._add(outputs, spaces, lambda made: Call(made, func, refs[0], refs[1], where))
         return result
 
-    def _refs_before(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> tuple[Any, Any] | None:
+    def _refs_before(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]
+    ) -> tuple[Any, Any] | None:
         """The arguments with Refs in the place of tensors, or None for a call that only touches constants."""
         if func in _RANDOM:
-            raise CaptureError(f"{_where()}: {_name(func)} draws random numbers; of random calls only dropout can be captured")
+            raise CaptureError(
+                f"{_where()}: {_name(func)} draws random numbers; of random calls only dropout can be captured"
+            )
         draws = is_dropout(Call((), func, args, kwargs, ""))
         read = [] if func in _READS_SHAPE else tensors[:1] if func in _READS_SHAPE_OF_OTHERS else tensors
         if not draws and not self._is_live(read):
             return None
         if func in _READS_VALUES:
-            raise CaptureError(f"{_where()}: {_name(func)} reads the values of a tensor that depends on features or weights; "
-                               "a branch on them can't be captured")
+            raise CaptureError(
+                f"{_where()}: {_name(func)} reads the values of a tensor that depends on features or weights; "
+                "a branch on them can't be captured"
+            )
         replaced = _replace((args, kwargs), self._ref)
         return replaced[0], replaced[1]
 
@@ -181,8 +237,13 @@ class _Recorder(TorchFunctionMode):
         operation, tensors, targets = _message_parts(graph, message)
         run()
         result = graph.dstdata[reduce.out_field]
-        self._record_message(tensors, targets, result, "node",
-                             lambda made, operands, where: Aggregate(made, operation, operands, reduce.name, where))
+        self._record_message(
+            tensors,
+            targets,
+            result,
+            "node",
+            lambda made, operands, where: Aggregate(made, operation, operands, reduce.name, where),
+        )
 
     def apply_edges(self, graph: Any, run: Callable[[], None], message: Any) -> None:
         """Record ``apply_edges``; ``run`` is DGL's own."""
@@ -192,7 +253,9 @@ class _Recorder(TorchFunctionMode):
         operation, tensors, targets = _message_parts(graph, message)
         run()
         result = graph.edata[message.out_field]
-        self._record_message(tensors, targets, result, "edge", lambda made, operands, where: EdgeApply(made, operation, operands, where))
+        self._record_message(
+            tensors, targets, result, "edge", lambda made, operands, where: EdgeApply(made, operation, operands, where)
+        )
 
     def edge_softmax(self, run: Callable[[], Tensor], logits: Tensor, norm_by: str) -> Tensor:
         """Record ``edge_softmax``; ``run`` is DGL's own."""
@@ -204,8 +267,14 @@ class _Recorder(TorchFunctionMode):
         self._add([result], ["edge"], lambda made: EdgeSoftmax(made, ref, norm_by, where))
         return result
 
-    def _record_message(self, tensors: list[Tensor], targets: list[Target], result: Tensor, space: Space,
-                        make: Callable[[tuple[Ref, ...], tuple[Operand, ...], str], Op]) -> None:
+    def _record_message(
+        self,
+        tensors: list[Tensor],
+        targets: list[Target],
+        result: Tensor,
+        space: Space,
+        make: Callable[[tuple[Ref, ...], tuple[Operand, ...], str], Op],
+    ) -> None:
         for tensor, target in zip(tensors, targets, strict=True):
             if id(tensor) not in self._live and id(tensor) not in self._fixed and tensor.grad_fn is None:
                 self._fix(tensor, "edge" if target == "e" else "node")
@@ -218,12 +287,18 @@ class _Recorder(TorchFunctionMode):
 
     def _run_user_function(self, graph: Any, run: Callable[[], None], function: Any) -> None:
         """A Python function over edges is opaque. On constants (DGL's edge normalisation) it runs as it is; on features it is refused."""
-        frames = ((graph.srcdata, "node"), (graph.dstdata, "node"), (graph.edata, "edge"))
+        frames: tuple[tuple[Any, Space], ...] = (
+            (graph.srcdata, "node"),
+            (graph.dstdata, "node"),
+            (graph.edata, "edge"),
+        )
         if self._is_live([frame[key] for frame, _ in frames for key in frame]):
             code = getattr(function, "__code__", None)
             place = f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code else _where()
-            raise CaptureError(f"{place}: message passing with the Python function '{getattr(function, '__name__', function)}'; "
-                               "use DGL's built-in functions (dgl.function), or kernel=baseline")
+            raise CaptureError(
+                f"{place}: message passing with the Python function '{getattr(function, '__name__', function)}'; "
+                "use DGL's built-in functions (dgl.function), or kernel=baseline"
+            )
         run()
         for frame, space in frames:
             for key in frame:
@@ -266,21 +341,25 @@ class _Recorder(TorchFunctionMode):
     def finish(self, output: Any) -> OpGraph:
         """Close the op graph: ops that the output does not need are dropped, except those that update a buffer."""
         if not isinstance(output, Tensor) or id(output) not in self._live:
-            raise CaptureError("forward must return one tensor that depends on the features or weights, "
-                               f"it returned {type(output).__name__}")
+            raise CaptureError(
+                "forward must return one tensor that depends on the features or weights, "
+                f"it returned {type(output).__name__}"
+            )
         graph = self._ops
         needed, kept = {self._live[id(output)].index}, []
         for op in reversed(graph.ops):
             if any(ref.index in needed for ref in op.outputs) or _changes_buffer(op, graph):
                 needed.update(ref.index for ref in inputs_of(op))
                 kept.append(op)
-        return OpGraph(graph.adjacency, graph.values, graph.features,
-                       {index: leaf for index, leaf in graph.leaves.items() if index in needed},
-                       {index: tensor for index, tensor in graph.constants.items() if index in needed}, kept[::-1],
-                       self._live[id(output)])
-
-
-
+        return OpGraph(
+            graph.adjacency,
+            graph.values,
+            graph.features,
+            {index: leaf for index, leaf in graph.leaves.items() if index in needed},
+            {index: tensor for index, tensor in graph.constants.items() if index in needed},
+            kept[::-1],
+            self._live[id(output)],
+        )
 
 
 def _changes_buffer(op: Op, graph: OpGraph) -> bool:
@@ -299,7 +378,11 @@ def _message_parts(graph: Any, message: Any) -> tuple[str, list[Tensor], list[Ta
     frames = (graph.srcdata, graph.dstdata, graph.edata)
     if hasattr(message, "binary_op"):
         sides = ((message.lhs, message.lhs_field), (message.rhs, message.rhs_field))
-        return message.binary_op, [frames[target][name] for target, name in sides], [_TARGETS[target] for target, _ in sides]
+        return (
+            message.binary_op,
+            [frames[target][name] for target, name in sides],
+            [_TARGETS[target] for target, _ in sides],
+        )
     return "copy", [frames[message.target][message.in_field]], [_TARGETS[message.target]]
 
 
@@ -307,12 +390,16 @@ def _recording_graph(graph: Any, recorder: _Recorder) -> Any:
     """A twin of the graph that shares its frames. The class is made for each capture, since DGL derives graphs of the same class."""
     dgl = import_dgl()
 
-    class RecordingGraph(dgl.DGLGraph):  # type: ignore[misc, name-defined]
+    class RecordingGraph(dgl.DGLGraph):  # type: ignore[name-defined]
         """The graph itself, but for the calls that compute on features."""
 
-        def update_all(self, message_func: Any, reduce_func: Any, apply_node_func: Any = None, etype: Any = None) -> None:
+        def update_all(
+            self, message_func: Any, reduce_func: Any, apply_node_func: Any = None, etype: Any = None
+        ) -> None:
             if apply_node_func is not None:
-                raise CaptureError(f"{_where()}: update_all with apply_node_func; apply the function to the result instead")
+                raise CaptureError(
+                    f"{_where()}: update_all with apply_node_func; apply the function to the result instead"
+                )
             run = functools.partial(super().update_all, message_func, reduce_func, etype=etype)
             with recorder.pause():
                 recorder.aggregate(self, run, message_func, reduce_func)
@@ -366,7 +453,7 @@ def _name(function: Callable[..., Any]) -> str:
 def _where() -> str:
     """``file.py:line`` of the model's code that is running: the innermost frame outside torch, DGL's core and this module."""
     frame = sys._getframe(1)
-    skipped = (str(Path(torch.__file__).parent), __file__, str(Path(import_dgl().__file__).parent))
+    skipped = (str(Path(torch.__file__).parent), __file__, str(Path(import_dgl().__file__ or "").parent))
     while frame.f_back is not None:
         name = frame.f_code.co_filename
         if not name.startswith(skipped) or f"{skipped[2]}/nn/" in name:

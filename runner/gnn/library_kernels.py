@@ -18,7 +18,9 @@ def csr_dgl(part: Part) -> Kernel:
     weight = None if bool((part.values == 1).all()) else part.values
 
     def run(x: Tensor) -> Tensor:
-        product: Tensor = dgl.ops.copy_u_sum(graph, x) if weight is None else dgl.ops.u_mul_e_sum(graph, x, weight.unsqueeze(1))
+        product: Tensor = (
+            dgl.ops.copy_u_sum(graph, x) if weight is None else dgl.ops.u_mul_e_sum(graph, x, weight.unsqueeze(1))
+        )
         return product
 
     return Kernel("csr_dgl", run, 0)

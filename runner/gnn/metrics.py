@@ -15,7 +15,9 @@ from runner.errors import ConfigError
 def check_metric(name: str, num_classes: int) -> None:
     """Raise a ConfigError where the metric is not defined for so many classes."""
     if name == "roc_auc" and num_classes != 2:
-        raise ConfigError(f"train.metric=roc_auc is for two classes, this graph has {num_classes}: use accuracy or macro_f1")
+        raise ConfigError(
+            f"train.metric=roc_auc is for two classes, this graph has {num_classes}: use accuracy or macro_f1"
+        )
 
 
 def evaluate(name: str, logits: Tensor, labels: Tensor) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,7 +23,12 @@ from runner.gnn.dgl_compat import import_dgl
 from runner.schema import ModelConfig
 
 ALLOWED_PACKAGES = "GEARSAIL_MODEL_PACKAGES"
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "elu": F.elu, "leaky_relu": F.leaky_relu, "tanh": torch.tanh}
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "elu": F.elu,
+    "leaky_relu": F.leaky_relu,
+    "tanh": torch.tanh,
+}
 
 
 def build_model(config: ModelConfig, num_features: int, num_classes: int, task: str) -> nn.Module:
@@ -59,20 +65,26 @@ def _build_custom(config: ModelConfig, num_features: int, num_classes: int) -> n
         raise ConfigError(f"model.target={target}: must be package.module:Class")
     allowed = [name.strip() for name in os.environ.get(ALLOWED_PACKAGES, "").split(",") if name.strip()]
     if module_name.split(".")[0] not in allowed:
-        raise ConfigError(f"model.target={target}: importing runs code, so its package must be listed in the environment: "
-                          f"{ALLOWED_PACKAGES}={module_name.split('.')[0]} (now: {', '.join(allowed) or 'empty'})")
+        raise ConfigError(
+            f"model.target={target}: importing runs code, so its package must be listed in the environment: "
+            f"{ALLOWED_PACKAGES}={module_name.split('.')[0]} (now: {', '.join(allowed) or 'empty'})"
+        )
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigError(f"model.target={target}: {error}") from error
     cls = getattr(module, class_name, None)
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        modules = [name for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, nn.Module)]
+        modules = [
+            name for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, nn.Module)
+        ]
         raise ConfigError(f"model.target={target}: no torch module of that name; {suggestion(class_name, modules)}")
     try:
         built: nn.Module = cls(num_features, num_classes, **config.kwargs)
     except TypeError as error:
-        raise ConfigError(f"model.target={target}: {class_name}(num_features, num_classes, **model.kwargs) failed: {error}") from error
+        raise ConfigError(
+            f"model.target={target}: {class_name}(num_features, num_classes, **model.kwargs) failed: {error}"
+        ) from error
     return built
 
 
@@ -99,7 +111,7 @@ class MLP(nn.Module):
 
     def __init__(self, widths: list[int], norm: str, activation: str) -> None:
         super().__init__()
-        self.linears = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths[:-1], widths[1:], strict=True))
+        self.linears = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(_norm(norm, width) for width in widths[1:-1])
         self.activation = _ACTIVATIONS[activation]
 
@@ -171,7 +183,9 @@ class SGC(nn.Module):
         super().__init__()
         self.edge_weight = config.edge_weight
         self.input_dropout = nn.Dropout(config.input_dropout)
-        self.layer = import_dgl().nn.SGConv(num_features, num_outputs, k=config.num_hops, bias=config.bias, allow_zero_in_degree=True)
+        self.layer = import_dgl().nn.SGConv(
+            num_features, num_outputs, k=config.num_hops, bias=config.bias, allow_zero_in_degree=True
+        )
 
     def forward(self, graph: Any, features: Tensor) -> Tensor:
         out: Tensor = self.layer(graph, self.input_dropout(features), _weight(graph, self.edge_weight))
@@ -185,7 +199,7 @@ class APPNP(nn.Module):
         super().__init__()
         widths = [num_features, *[config.hidden] * (config.num_layers - 1), num_outputs]
         self.edge_weight = config.edge_weight
-        self.linears = nn.ModuleList(nn.Linear(a, b, bias=config.bias) for a, b in zip(widths[:-1], widths[1:], strict=True))
+        self.linears = nn.ModuleList(nn.Linear(a, b, bias=config.bias) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(_norm(config.norm, width) for width in widths[1:-1])
         self.input_dropout, self.dropout = nn.Dropout(config.input_dropout), nn.Dropout(config.dropout)
         self.activation = _ACTIVATIONS[config.activation]

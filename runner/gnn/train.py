@@ -121,8 +121,12 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Everything as plain containers and tensors, so that ``torch.load(weights_only=True)`` takes it."""
-        return {"model": self.module.state_dict(), "optimizer": self.optimizer.state_dict(), "schedule": self._schedule_state(),
-                "progress": dataclasses.asdict(self.progress)}
+        return {
+            "model": self.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self._schedule_state(),
+            "progress": dataclasses.asdict(self.progress),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state` returned."""
@@ -133,7 +137,8 @@ class Trainer:
 
     def _schedule_state(self) -> dict[str, Any]:
         return {key: value for key, value in self.schedule.state_dict().items() if key != "lr_lambdas"} | (
-            {"lr_lambdas": [None]} if isinstance(self.schedule, torch.optim.lr_scheduler.LambdaLR) else {})
+            {"lr_lambdas": [None]} if isinstance(self.schedule, torch.optim.lr_scheduler.LambdaLR) else {}
+        )
 
     def _out_of_patience(self) -> bool:
         return bool(self.config.patience) and self.progress.epoch - self.progress.best_seen_at > self.config.patience
@@ -149,7 +154,12 @@ class Trainer:
             total += train_step(batch, self.optimizer).cpu().double() * size
             count += size
         self.schedule.step()
-        record = {"epoch": epoch, "loss": float(total / max(count, 1)), "lr": lr, "seconds": time.perf_counter() - start}
+        record = {
+            "epoch": epoch,
+            "loss": float(total / max(count, 1)),
+            "lr": lr,
+            "seconds": time.perf_counter() - start,
+        }
         if epoch % self.config.eval_every == 0 or epoch == self.config.epochs - 1:
             record |= self._validate(epoch)
         elif self.config.select == "last":
@@ -192,6 +202,10 @@ class Trainer:
         test, val = self._score("test"), self._score("val")
         nan = float("nan")
         return FitResult(
-            history=progress.history, best_epoch=progress.best_epoch, val_metric=val.get("metric", nan), test_metric=test.get("metric", nan),
-            test_loss=test.get("loss", nan), train_s=sum(record["seconds"] for record in progress.history),
+            history=progress.history,
+            best_epoch=progress.best_epoch,
+            val_metric=val.get("metric", nan),
+            test_metric=test.get("metric", nan),
+            test_loss=test.get("loss", nan),
+            train_s=sum(record["seconds"] for record in progress.history),
         )

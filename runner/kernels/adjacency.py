@@ -43,7 +43,9 @@ class Adjacency:
             raise DataError(f"src has {src.numel()} entries, dst {dst.numel()}")
         for name, ends, bound in (("src", src, num_src), ("dst", dst, num_dst)):
             if ends.numel() and (int(ends.min()) < 0 or int(ends.max()) >= bound):
-                raise DataError(f"{name} holds ids from {int(ends.min())} to {int(ends.max())}, allowed are 0 … {bound - 1}")
+                raise DataError(
+                    f"{name} holds ids from {int(ends.min())} to {int(ends.max())}, allowed are 0 … {bound - 1}"
+                )
         order = torch.from_numpy(np.lexsort((src.numpy(), dst.numpy())))
         counts = torch.bincount(dst, minlength=num_dst)
         return Adjacency(_offsets(counts), src[order].contiguous(), order, num_src)
@@ -103,8 +105,11 @@ class Adjacency:
         matrix.sum_duplicates()
         turned = matrix.T.tocsr()
         turned.sort_indices()
-        return bool(np.array_equal(matrix.indptr, turned.indptr) and np.array_equal(matrix.indices, turned.indices)
-                    and np.array_equal(matrix.data, turned.data))
+        return bool(
+            np.array_equal(matrix.indptr, turned.indptr)
+            and np.array_equal(matrix.indices, turned.indices)
+            and np.array_equal(matrix.data, turned.data)
+        )
 
     def permuted(self, order: Tensor) -> Adjacency:
         """Renumber the nodes of a square graph: new node k is old node ``order[k]``; edge ids stay."""

@@ -26,10 +26,15 @@ class Executable:
         constants: the graph's constants as this strategy wants them (renumbered, say); default: as captured.
     """
 
-    def __init__(self, graph: OpGraph, lower: Lowering = lambda _graph, _op: None, constants: dict[int, Tensor] | None = None) -> None:
+    def __init__(
+        self, graph: OpGraph, lower: Lowering = lambda _graph, _op: None, constants: dict[int, Tensor] | None = None
+    ) -> None:
         self.graph = graph
         self._constants = graph.constants if constants is None else constants
-        self._steps = [(op, lower(graph, op) or plain(graph, op), dead) for op, dead in zip(graph.ops, _last_uses(graph), strict=True)]
+        self._steps = [
+            (op, lower(graph, op) or plain(graph, op), dead)
+            for op, dead in zip(graph.ops, _last_uses(graph), strict=True)
+        ]
 
     def __call__(self, features: Tensor, trace: Trace | None = None) -> Tensor:
         """Run all ops.

@@ -169,8 +169,10 @@ class OpGraph:
 
     def __str__(self) -> str:
         lines = [f"features {self._describe(self.features)}"]
-        lines += [f"{self._describe(Ref(index))} = {'parameter' if tensor.requires_grad else 'buffer'} {self.values[index].name}"
-                  for index, tensor in self.leaves.items()]
+        lines += [
+            f"{self._describe(Ref(index))} = {'parameter' if tensor.requires_grad else 'buffer'} {self.values[index].name}"
+            for index, tensor in self.leaves.items()
+        ]
         lines += [f"{self._describe(Ref(index))} = constant" for index in self.constants]
         for op in self.ops:
             outputs = ", ".join(self._describe(ref) for ref in op.outputs)

@@ -79,7 +79,10 @@ class Prepared(Protocol):
 class Strategy(Protocol):
     """A kernel strategy, configured."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Its name in configs and results."""
+        ...
 
     def prepare(self, program: Program) -> Prepared:
         """Plan for a program; everything that is paid once is paid here.

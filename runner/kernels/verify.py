@@ -63,8 +63,10 @@ def answer(module: nn.Module, forward: Callable[[], Tensor], loss: Callable[[Ten
         output = forward()
         value = loss(output)
         value.backward()
-    gradients = {name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach().clone()
-                 for name, parameter in module.named_parameters()}
+    gradients = {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach().clone()
+        for name, parameter in module.named_parameters()
+    }
     module.zero_grad(set_to_none=True)
     module.train(was_training)
     with torch.no_grad():
@@ -75,11 +77,17 @@ def answer(module: nn.Module, forward: Callable[[], Tensor], loss: Callable[[Ten
 
 def compare(expected: Answer, found: Answer) -> Agreement:
     """Return the largest differences; a NaN on one side only counts as infinite."""
-    largest = max((float(gradient.abs().max()) for gradient in expected.gradients.values() if gradient.numel()), default=0.0)
-    differences = {name: relative_difference(gradient, found.gradients[name], _GRADIENT_FLOOR * largest)
-                   for name, gradient in expected.gradients.items()}
+    largest = max(
+        (float(gradient.abs().max()) for gradient in expected.gradients.values() if gradient.numel()), default=0.0
+    )
+    differences = {
+        name: relative_difference(gradient, found.gradients[name], _GRADIENT_FLOOR * largest)
+        for name, gradient in expected.gradients.items()
+    }
     worst = max(differences, key=lambda name: differences[name], default="")
-    loss = relative_difference(torch.tensor(expected.loss, dtype=torch.float64), torch.tensor(found.loss, dtype=torch.float64))
+    loss = relative_difference(
+        torch.tensor(expected.loss, dtype=torch.float64), torch.tensor(found.loss, dtype=torch.float64)
+    )
     return Agreement(relative_difference(expected.output, found.output), loss, differences.get(worst, 0.0), worst)
 
 
@@ -98,7 +106,9 @@ def relative_difference(expected: Tensor, found: Tensor, floor: float = 0.0) -> 
     return difference / scale if scale else (0.0 if difference == 0 else float("inf"))
 
 
-def require(strategy: str, expected: Answer, found: Answer, exact: Callable[[], Answer], culprit: Callable[[], str]) -> Agreement:
+def require(
+    strategy: str, expected: Answer, found: Answer, exact: Callable[[], Answer], culprit: Callable[[], str]
+) -> Agreement:
     """Compare a strategy's answer with the baseline's and raise where it is past tolerance.
 
     Two right programs can differ by more than rounding: a value that is 0 up to rounding falls on either side of a ReLU, and
@@ -119,20 +129,29 @@ def require(strategy: str, expected: Answer, found: Answer, exact: Callable[[], 
         return agreement
     reference = exact()
     own, strategys = compare(reference, expected), compare(reference, found)
-    if _within(strategys, max(2 * own.max_output_diff, OUTPUT_TOLERANCE), max(2 * own.max_loss_diff, OUTPUT_TOLERANCE),
-               max(3 * own.max_grad_diff, GRADIENT_TOLERANCE)):
+    if _within(
+        strategys,
+        max(2 * own.max_output_diff, OUTPUT_TOLERANCE),
+        max(2 * own.max_loss_diff, OUTPUT_TOLERANCE),
+        max(3 * own.max_grad_diff, GRADIENT_TOLERANCE),
+    ):
         return agreement
     raise VerificationError(
         f"{strategy} differs from baseline at {culprit()}: against fp64, its output is off by {strategys.max_output_diff:.1e} "
         f"(baseline {own.max_output_diff:.1e}), its loss by {strategys.max_loss_diff:.1e} ({own.max_loss_diff:.1e}), its gradient of "
-        f"{strategys.worst_gradient} by {strategys.max_grad_diff:.1e} ({own.max_grad_diff:.1e}), as shares of the largest entry")
+        f"{strategys.worst_gradient} by {strategys.max_grad_diff:.1e} ({own.max_grad_diff:.1e}), as shares of the largest entry"
+    )
 
 
 def _within(agreement: Agreement, output: float, loss: float, gradient: float) -> bool:
-    return agreement.max_output_diff <= output and agreement.max_loss_diff <= loss and agreement.max_grad_diff <= gradient
+    return (
+        agreement.max_output_diff <= output and agreement.max_loss_diff <= loss and agreement.max_grad_diff <= gradient
+    )
 
 
-def answer_in_fp64(graph: OpGraph, features: Tensor, loss: Callable[[Tensor], Tensor], seed: int, expected: Answer) -> Answer:
+def answer_in_fp64(
+    graph: OpGraph, features: Tensor, loss: Callable[[Tensor], Tensor], seed: int, expected: Answer
+) -> Answer:
     """Run a training op graph forward and backward in fp64, op by op in plain torch, with the dropout masks of ``seed``.
 
     Args:
@@ -142,6 +161,7 @@ def answer_in_fp64(graph: OpGraph, features: Tensor, loss: Callable[[Tensor], Te
         seed: of the dropout masks.
         expected: the baseline's answer, for the names and shapes of the gradients.
     """
+
     def exact(tensor: Tensor) -> Tensor:
         copied = tensor.detach().double() if tensor.is_floating_point() else tensor.detach().clone()
         return copied.requires_grad_(tensor.requires_grad)
@@ -158,8 +178,14 @@ def answer_in_fp64(graph: OpGraph, features: Tensor, loss: Callable[[Tensor], Te
     return Answer(output.detach(), float(value.detach()), gradients)
 
 
-def first_difference(graph: OpGraph, lowered: Executable, features: Tensor, place: Callable[[Tensor], Tensor],
-                     restore: Callable[[Tensor], Tensor], seed: int) -> str:
+def first_difference(
+    graph: OpGraph,
+    lowered: Executable,
+    features: Tensor,
+    place: Callable[[Tensor], Tensor],
+    restore: Callable[[Tensor], Tensor],
+    seed: int,
+) -> str:
     """Name the first op whose value in ``lowered`` differs from plain torch.
 
     Args:

@@ -7,10 +7,10 @@ whatever the machine does meanwhile hits all alike. A slower strategy is shown a
 from __future__ import annotations
 
 import gc
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +23,14 @@ from runner.kernels.strategy import Prepared
 from runner.kernels.verify import Agreement
 from runner.progress import Bar
 from runner.results import fingerprint, mean_std, spread
-from runner.tasks.context import Context, FullGraphExperiment, check_against_data, describe, pick_device, prepare_strategy
+from runner.tasks.context import (
+    Context,
+    FullGraphExperiment,
+    check_against_data,
+    describe,
+    pick_device,
+    prepare_strategy,
+)
 from runner.units import format_bytes
 
 CURVE_EPOCHS = 20  # the loss curves are compared over so many epochs; later, rounding has had time to grow
@@ -50,7 +57,9 @@ def run(context: Context) -> dict[str, Any]:
     device = pick_device(config)
     for line in data.report:
         context.say(f"data: {line}")
-    context.folder.update(dataset=describe(data), device=str(device), fingerprint=fingerprint(config, data.content_hash))
+    context.folder.update(
+        dataset=describe(data), device=str(device), fingerprint=fingerprint(config, data.content_hash)
+    )
     experiment = FullGraphExperiment(config, data, device)
     names = list(dict.fromkeys(["baseline", *config.task.compare]))
     entries = {name: _prepare(context, experiment, name) for name in names}
@@ -64,10 +73,16 @@ def run(context: Context) -> dict[str, Any]:
 def _prepare(context: Context, experiment: FullGraphExperiment, name: str) -> Entry:
     prepared = prepare_strategy(context, experiment, name)
     agreement = experiment.verify(prepared)
-    source = FullGraph(experiment.forward_for(prepared), prepared.place(experiment.features), prepared.place(experiment.labels),
-                       experiment.split_for(prepared))
-    context.say(f"{name}: prepared in {sum(prepared.preprocess_s.values()):.2f} s; largest difference from baseline: output "
-                f"{agreement.max_output_diff:.1e}, loss {agreement.max_loss_diff:.1e}, gradient {agreement.max_grad_diff:.1e}")
+    source = FullGraph(
+        experiment.forward_for(prepared),
+        prepared.place(experiment.features),
+        prepared.place(experiment.labels),
+        experiment.split_for(prepared),
+    )
+    context.say(
+        f"{name}: prepared in {sum(prepared.preprocess_s.values()):.2f} s; largest difference from baseline: output "
+        f"{agreement.max_output_diff:.1e}, loss {agreement.max_loss_diff:.1e}, gradient {agreement.max_grad_diff:.1e}"
+    )
     return Entry(prepared, agreement, source)
 
 
@@ -86,13 +101,13 @@ def _time_steps(context: Context, experiment: FullGraphExperiment, entries: dict
     for name in names:
         for _ in range(config.task.num_warmup):
             step(name)
-        entries[name].peak_memory_bytes = peak_memory(lambda name=name: step(name)) + entries[name].prepared.resident_bytes  # type: ignore[misc]
+        entries[name].peak_memory_bytes = peak_memory(partial(step, name)) + entries[name].prepared.resident_bytes
     gc.collect()
     with Bar(context.console, "timing", config.task.num_steps) as bar:
         for round_number in range(config.task.num_steps):
             shift = round_number % len(names)
             for name in names[shift:] + names[:shift]:
-                entries[name].step_s.append(_seconds(lambda name=name: step(name), experiment.device))  # type: ignore[misc]
+                entries[name].step_s.append(_seconds(partial(step, name), experiment.device))
             bar.step()
 
 
@@ -114,7 +129,6 @@ def peak_memory(work: Callable[[], None]) -> int:
         before = torch.cuda.memory_allocated()
         work()
         return torch.cuda.max_memory_allocated() - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         work()
     assert profile.profiler is not None
@@ -136,6 +150,7 @@ def _train(context: Context, experiment: FullGraphExperiment, entries: dict[str,
             experiment.reset(train.seed + repeat)
             trainer = Trainer(experiment.module, entry.source, train, train.seed + repeat)
             with Bar(context.console, f"{name} seed {train.seed + repeat}", train.epochs) as bar:
+
                 def on_epoch(record: dict[str, float], name: str = name, repeat: int = repeat, bar: Bar = bar) -> None:
                     context.sinks.metrics({"strategy": name, "repeat": repeat} | record)
                     bar.step(f"loss {record['loss']:.4f}")
@@ -152,37 +167,81 @@ def _row(name: str, entry: Entry, baseline: Entry) -> dict[str, Any]:
     saved_s = (base_ms - step_ms["median"]) / 1e3
     mean, std = mean_std(entry.test_metrics)
     return {
-        "name": name, "ran_as": entry.prepared.name, "step_ms": step_ms, "speedup": base_ms / step_ms["median"], "preprocess_s": preprocess_s,
+        "name": name,
+        "ran_as": entry.prepared.name,
+        "step_ms": step_ms,
+        "speedup": base_ms / step_ms["median"],
+        "preprocess_s": preprocess_s,
         "preprocess_by_phase_s": entry.prepared.preprocess_s,
-        "break_even_epochs": (preprocess_s / saved_s if preprocess_s else 0.0) if saved_s > 0 or not preprocess_s else None,
-        "peak_memory_bytes": entry.peak_memory_bytes, "test_metric_mean": mean, "test_metric_std": std, "test_metrics": entry.test_metrics,
-        "max_output_diff": entry.agreement.max_output_diff, "max_loss_diff": entry.agreement.max_loss_diff,
-        "max_grad_diff": entry.agreement.max_grad_diff, "curve_max_loss_diff": _curve_difference(entry, baseline),
+        "break_even_epochs": (preprocess_s / saved_s if preprocess_s else 0.0)
+        if saved_s > 0 or not preprocess_s
+        else None,
+        "peak_memory_bytes": entry.peak_memory_bytes,
+        "test_metric_mean": mean,
+        "test_metric_std": std,
+        "test_metrics": entry.test_metrics,
+        "max_output_diff": entry.agreement.max_output_diff,
+        "max_loss_diff": entry.agreement.max_loss_diff,
+        "max_grad_diff": entry.agreement.max_grad_diff,
+        "curve_max_loss_diff": _curve_difference(entry, baseline),
         "report": entry.prepared.report,
     }
 
 
 def _curve_difference(entry: Entry, baseline: Entry) -> float:
     """Largest relative difference of the training losses in the first epochs, over all seeds."""
-    pairs = [(loss, wanted) for curve, other in zip(entry.curves, baseline.curves, strict=True)
-             for loss, wanted in list(zip(curve, other, strict=False))[:CURVE_EPOCHS]]
+    pairs = [
+        (loss, wanted)
+        for curve, other in zip(entry.curves, baseline.curves, strict=True)
+        for loss, wanted in list(zip(curve, other, strict=False))[:CURVE_EPOCHS]
+    ]
     return max((abs(loss - wanted) / abs(wanted) if wanted else abs(loss) for loss, wanted in pairs), default=0.0)
 
 
 def _report(context: Context, rows: list[dict[str, Any]]) -> None:
     config = context.config
-    columns = ["strategy", "step ms", "quartiles", "speed-up", "preprocess s", "break-even epochs", "peak memory",
-               f"test {config.train.metric}", "Δ loss", "Δ gradient", f"Δ curve ({CURVE_EPOCHS})"]
-    cells = [[row["name"] if row["name"] == row["ran_as"] else f"{row['name']} (as {row['ran_as']})",
-              f"{row['step_ms']['median']:.3f}", f"{row['step_ms']['q1']:.3f} – {row['step_ms']['q3']:.3f}", f"{row['speedup']:.2f}×",
-              f"{row['preprocess_s']:.2f}", "never" if row["break_even_epochs"] is None else f"{row['break_even_epochs']:.0f}",
-              format_bytes(row["peak_memory_bytes"]), f"{row['test_metric_mean']:.4f} ± {row['test_metric_std']:.4f}",
-              f"{row['max_loss_diff']:.1e}", f"{row['max_grad_diff']:.1e}", f"{row['curve_max_loss_diff']:.1e}"] for row in rows]
-    table = Table(*columns, title=f"{config.dataset.name} · {config.model.name} · {config.train.repeats} seed(s) · n = {config.task.num_steps} steps")
+    columns = [
+        "strategy",
+        "step ms",
+        "quartiles",
+        "speed-up",
+        "preprocess s",
+        "break-even epochs",
+        "peak memory",
+        f"test {config.train.metric}",
+        "Δ loss",
+        "Δ gradient",
+        f"Δ curve ({CURVE_EPOCHS})",
+    ]
+    cells = [
+        [
+            row["name"] if row["name"] == row["ran_as"] else f"{row['name']} (as {row['ran_as']})",
+            f"{row['step_ms']['median']:.3f}",
+            f"{row['step_ms']['q1']:.3f} – {row['step_ms']['q3']:.3f}",
+            f"{row['speedup']:.2f}×",
+            f"{row['preprocess_s']:.2f}",
+            "never" if row["break_even_epochs"] is None else f"{row['break_even_epochs']:.0f}",
+            format_bytes(row["peak_memory_bytes"]),
+            f"{row['test_metric_mean']:.4f} ± {row['test_metric_std']:.4f}",
+            f"{row['max_loss_diff']:.1e}",
+            f"{row['max_grad_diff']:.1e}",
+            f"{row['curve_max_loss_diff']:.1e}",
+        ]
+        for row in rows
+    ]
+    table = Table(
+        *columns,
+        title=f"{config.dataset.name} · {config.model.name} · {config.train.repeats} seed(s) · n = {config.task.num_steps} steps",
+    )
     for cell in cells:
         table.add_row(*cell)
     context.console.print(table)
     context.sinks.table("strategies", columns, cells)
-    context.sinks.summary({f"{row['name']}/{key}": row[key] for row in rows
-                           for key in ("speedup", "preprocess_s", "peak_memory_bytes", "test_metric_mean", "test_metric_std")}
-                          | {f"{row['name']}/step_ms": row["step_ms"]["median"] for row in rows})
+    context.sinks.summary(
+        {
+            f"{row['name']}/{key}": row[key]
+            for row in rows
+            for key in ("speedup", "preprocess_s", "peak_memory_bytes", "test_metric_mean", "test_metric_std")
+        }
+        | {f"{row['name']}/step_ms": row["step_ms"]["median"] for row in rows}
+    )

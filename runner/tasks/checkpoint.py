@@ -19,8 +19,20 @@ from runner.schema import Config
 FILE = "checkpoint.pt"
 _FORMAT = 1
 # May differ between the run that was killed and the one that goes on: nothing of the curve depends on them.
-_FREE = ("name", "logger.", "cluster.", "task.", "train.resume", "train.checkpoint_every", "train.repeats", "kernel.", "dataset.root",
-         "dataset.path", "dataset.download", "device")
+_FREE = (
+    "name",
+    "logger.",
+    "cluster.",
+    "task.",
+    "train.resume",
+    "train.checkpoint_every",
+    "train.repeats",
+    "kernel.",
+    "dataset.root",
+    "dataset.path",
+    "dataset.download",
+    "device",
+)
 
 
 @dataclass
@@ -41,8 +53,16 @@ class Checkpoint:
 def save(path: Path, config: Config, checkpoint: Checkpoint) -> None:
     """Write ``path/checkpoint.pt``; a kill in the middle leaves the one before."""
     content = io.BytesIO()
-    torch.save({"format": _FORMAT, "options": _options(config), "data_hash": checkpoint.data_hash, "done": checkpoint.done,
-                "trainer": checkpoint.trainer}, content)
+    torch.save(
+        {
+            "format": _FORMAT,
+            "options": _options(config),
+            "data_hash": checkpoint.data_hash,
+            "done": checkpoint.done,
+            "trainer": checkpoint.trainer,
+        },
+        content,
+    )
     write_atomically(path / FILE, content.getvalue())
 
 
@@ -59,14 +79,20 @@ def load(path: Path, config: Config, data_hash: str) -> Checkpoint:
         stored = torch.load(file, weights_only=True)
         fmt, options = stored["format"], stored["options"]
     except Exception as error:  # torch raises a dozen kinds for a bad file
-        raise ConfigError(f"train.resume={path}: not a checkpoint ({type(error).__name__}: {' '.join(str(error).split())[:120]})") from error
+        raise ConfigError(
+            f"train.resume={path}: not a checkpoint ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
+        ) from error
     if fmt != _FORMAT:
         raise ConfigError(f"train.resume={path}: checkpoint format {fmt}, this version reads {_FORMAT}")
     for name, value in _options(config).items():
         if options.get(name) != value:
-            raise ConfigError(f"train.resume={path}: made with {name}={options.get(name)}, now it is {value}; resume with the same options")
+            raise ConfigError(
+                f"train.resume={path}: made with {name}={options.get(name)}, now it is {value}; resume with the same options"
+            )
     if stored["data_hash"] != data_hash:
-        raise ConfigError(f"train.resume={path}: made on another graph (content {stored['data_hash']}, now {data_hash})")
+        raise ConfigError(
+            f"train.resume={path}: made on another graph (content {stored['data_hash']}, now {data_hash})"
+        )
     return Checkpoint(data_hash, stored["done"], stored["trainer"])
 
 

@@ -58,13 +58,21 @@ def pick_device(config: Config) -> torch.device:
     needs_cpu = "density_adaptive" in used_strategies(config)
     if config.device == "cuda":
         if not torch.cuda.is_available():
-            built = f"torch {torch.__version__} is a CPU build" if torch.version.cuda is None else "torch sees no GPU (driver or device missing)"
+            built = (
+                f"torch {torch.__version__} is a CPU build"
+                if torch.version.cuda is None
+                else "torch sees no GPU (driver or device missing)"
+            )
             raise ConfigError(f"device=cuda: {built}; use device=cpu or device=auto")
         if not has_cuda():
-            raise ConfigError(f"device=cuda: DGL {import_dgl().__version__} is a CPU build; install a CUDA build from DGL's own site, "
-                              "or use device=cpu")
+            raise ConfigError(
+                f"device=cuda: DGL {import_dgl().__version__} is a CPU build; install a CUDA build from DGL's own site, "
+                "or use device=cpu"
+            )
         if needs_cpu:
-            raise ConfigError("device=cuda: the kernels of density_adaptive run on the CPU; use device=cpu, or kernel=baseline")
+            raise ConfigError(
+                "device=cuda: the kernels of density_adaptive run on the CPU; use device=cpu, or kernel=baseline"
+            )
         return torch.device("cuda")
     return torch.device("cuda" if config.device == "auto" and not needs_cpu and has_cuda() else "cpu")
 
@@ -81,19 +89,32 @@ def check_against_data(config: Config, data: GraphData) -> None:
     needs_positive = config.model.edge_weight and config.model.name in ("gcn", "sgc", "appnp")
     if needs_positive and data.edge_weight is not None and bool((data.edge_weight <= 0).any()):
         edge = int((data.edge_weight <= 0).nonzero()[0])
-        raise ConfigError(f"model.edge_weight=true: edge {edge} of {data.name} has weight {float(data.edge_weight[edge]):g}; the symmetric "
-                          f"normalisation of model={config.model.name} needs positive weights")
-    if not config.train.folds and not data.split.val.numel() and (config.train.select != "last" or config.train.patience):
-        raise ConfigError("the validation split is empty: nothing to select an epoch by; use train.select=last train.patience=0, "
-                          "or a dataset.val_fraction above 0")
+        raise ConfigError(
+            f"model.edge_weight=true: edge {edge} of {data.name} has weight {float(data.edge_weight[edge]):g}; the symmetric "
+            f"normalisation of model={config.model.name} needs positive weights"
+        )
+    if (
+        not config.train.folds
+        and not data.split.val.numel()
+        and (config.train.select != "last" or config.train.patience)
+    ):
+        raise ConfigError(
+            "the validation split is empty: nothing to select an epoch by; use train.select=last train.patience=0, "
+            "or a dataset.val_fraction above 0"
+        )
 
 
 def make_strategy(name: str, kernel: KernelConfig) -> Strategy:
     """Return a configured strategy."""
     if name == "baseline":
         return Baseline()
-    return DensityAdaptive(partition=kernel.partition, block_size=kernel.block_size, min_intra_fraction=kernel.min_intra_fraction,
-                           min_gain=kernel.min_gain, num_trials=kernel.num_trials)
+    return DensityAdaptive(
+        partition=kernel.partition,
+        block_size=kernel.block_size,
+        min_intra_fraction=kernel.min_intra_fraction,
+        min_gain=kernel.min_gain,
+        num_trials=kernel.num_trials,
+    )
 
 
 class FullGraphExperiment:
@@ -114,7 +135,9 @@ class FullGraphExperiment:
     def fresh_module(self, seed: int) -> nn.Module:
         """Build the model with the initial weights of a seed."""
         torch.manual_seed(seed)
-        return build_model(self.config.model, self.data.num_features, self.data.num_classes, self.data.task).to(self.device)
+        return build_model(self.config.model, self.data.num_features, self.data.num_classes, self.data.task).to(
+            self.device
+        )
 
     def reset(self, seed: int) -> None:
         """Give the module the initial weights of a seed."""
@@ -131,8 +154,12 @@ class FullGraphExperiment:
 
     @cached_property
     def program(self) -> Program:
-        return Program(forward=lambda features: self.module(self.graph, features), capture=self._capture, adjacency=self.adjacency,
-                       library_kernels=(csr_dgl,))
+        return Program(
+            forward=lambda features: self.module(self.graph, features),
+            capture=self._capture,
+            adjacency=self.adjacency,
+            library_kernels=(csr_dgl,),
+        )
 
     def _capture(self, training: bool) -> OpGraph:
         before = self.module.training
@@ -145,7 +172,9 @@ class FullGraphExperiment:
     def split_for(self, prepared: Prepared) -> Split:
         """The split in a strategy's order of nodes."""
         split = self.data.split
-        return Split(train=prepared.locate(split.train), val=prepared.locate(split.val), test=prepared.locate(split.test))
+        return Split(
+            train=prepared.locate(split.train), val=prepared.locate(split.val), test=prepared.locate(split.test)
+        )
 
     def forward_for(self, prepared: Prepared) -> Callable[[Tensor], Tensor]:
         """The forward of a strategy in the module's present mode."""
@@ -169,9 +198,13 @@ class FullGraphExperiment:
         if lowered is None:
             return require(prepared.name, expected, found, lambda: expected, lambda: "the module itself")
         graph, executable = lowered
-        return require(prepared.name, expected, found,
-                       lambda: answer_in_fp64(graph, self.features, loss, _VERIFY_SEED, expected),
-                       lambda: first_difference(graph, executable, self.features, prepared.place, prepared.restore, _VERIFY_SEED))
+        return require(
+            prepared.name,
+            expected,
+            found,
+            lambda: answer_in_fp64(graph, self.features, loss, _VERIFY_SEED, expected),
+            lambda: first_difference(graph, executable, self.features, prepared.place, prepared.restore, _VERIFY_SEED),
+        )
 
 
 def prepare_strategy(context: Context, experiment: FullGraphExperiment, name: str) -> Prepared:
@@ -196,7 +229,13 @@ def prepare_strategy(context: Context, experiment: FullGraphExperiment, name: st
 def describe(data: GraphData) -> dict[str, Any]:
     """Return what the result file says of a graph."""
     return {
-        "name": data.name, "num_nodes": data.num_nodes, "num_edges": data.num_edges, "num_features": data.num_features,
-        "num_classes": data.num_classes, "feature_format": data.feature_format, "feature_density": data.feature_density,
-        "content_hash": data.content_hash, "report": list(data.report),
+        "name": data.name,
+        "num_nodes": data.num_nodes,
+        "num_edges": data.num_edges,
+        "num_features": data.num_features,
+        "num_classes": data.num_classes,
+        "feature_format": data.feature_format,
+        "feature_density": data.feature_density,
+        "content_hash": data.content_hash,
+        "report": list(data.report),
     }

@@ -24,7 +24,14 @@ from runner.progress import Bar
 from runner.results import fingerprint, mean_std, spread, write_atomically
 from runner.tasks import checkpoint as checkpoints
 from runner.tasks.checkpoint import Checkpoint
-from runner.tasks.context import Context, FullGraphExperiment, check_against_data, describe, pick_device, prepare_strategy
+from runner.tasks.context import (
+    Context,
+    FullGraphExperiment,
+    check_against_data,
+    describe,
+    pick_device,
+    prepare_strategy,
+)
 
 
 @dataclass(frozen=True)
@@ -52,10 +59,15 @@ def run(context: Context) -> dict[str, Any]:
     device = pick_device(config)
     for line in data.report:
         context.say(f"data: {line}")
-    context.folder.update(dataset=describe(data), device=str(device), fingerprint=fingerprint(config, data.content_hash))
+    context.folder.update(
+        dataset=describe(data), device=str(device), fingerprint=fingerprint(config, data.content_hash)
+    )
     make_trainer, prepared = _trainers(context, data, device)
-    runs = [Run(repeat, fold, config.train.seed + repeat) for repeat in range(config.train.repeats)
-            for fold in (range(config.train.folds) if config.train.folds else (-1,))]
+    runs = [
+        Run(repeat, fold, config.train.seed + repeat)
+        for repeat in range(config.train.repeats)
+        for fold in (range(config.train.folds) if config.train.folds else (-1,))
+    ]
     checkpoint = Checkpoint(data.content_hash)
     if config.train.resume:
         checkpoint = checkpoints.load(Path(config.train.resume), config, data.content_hash)
@@ -72,9 +84,13 @@ def _trainers(context: Context, data: GraphData, device: torch.device) -> tuple[
     if config.dataset.task == "node" and config.train.sampling == "full":
         return _full_graph_trainers(context, data, device)
     if config.kernel.name != "baseline":
-        context.say(f"kernel={config.kernel.name} takes one whole graph; kernel.fallback=true, so baseline runs in its place")
+        context.say(
+            f"kernel={config.kernel.name} takes one whole graph; kernel.fallback=true, so baseline runs in its place"
+        )
     if config.kernel.explain:
-        context.say("baseline runs the DGL module as it is; each batch has a graph of its own, so there is no one op graph to show")
+        context.say(
+            "baseline runs the DGL module as it is; each batch has a graph of its own, so there is no one op graph to show"
+        )
 
     def fresh(seed: int) -> nn.Module:
         torch.manual_seed(seed)
@@ -86,7 +102,9 @@ def _trainers(context: Context, data: GraphData, device: torch.device) -> tuple[
         def for_graphs(run: Run) -> Trainer:
             module = fresh(run.seed)
             split = splits[run.fold] if splits else data.split
-            return Trainer(module, GraphBatches(module, data, split, config.train.batch_size, device), config.train, run.seed)
+            return Trainer(
+                module, GraphBatches(module, data, split, config.train.batch_size, device), config.train, run.seed
+            )
 
         return for_graphs, {"strategy": "baseline"}
     graph = to_dgl(data, device)
@@ -103,14 +121,23 @@ def _full_graph_trainers(context: Context, data: GraphData, device: torch.device
     experiment = FullGraphExperiment(context.config, data, device)
     prepared = prepare_strategy(context, experiment, context.config.kernel.name)
     agreement = experiment.verify(prepared) if prepared.name != "baseline" else None
-    source: BatchSource = FullGraph(experiment.forward_for(prepared), prepared.place(experiment.features), prepared.place(experiment.labels),
-                                    experiment.split_for(prepared))
+    source: BatchSource = FullGraph(
+        experiment.forward_for(prepared),
+        prepared.place(experiment.features),
+        prepared.place(experiment.labels),
+        experiment.split_for(prepared),
+    )
 
     def make(run: Run) -> Trainer:
         experiment.reset(run.seed)
         return Trainer(experiment.module, source, context.config.train, run.seed)
 
-    return make, {"strategy": prepared.name, "preprocess_s": prepared.preprocess_s, "strategy_report": prepared.report, "agreement": agreement}
+    return make, {
+        "strategy": prepared.name,
+        "preprocess_s": prepared.preprocess_s,
+        "strategy_report": prepared.report,
+        "agreement": agreement,
+    }
 
 
 def _folds(data: GraphData, num_folds: int, seed: int) -> list[Split]:
@@ -120,9 +147,14 @@ def _folds(data: GraphData, num_folds: int, seed: int) -> list[Split]:
     labels = data.labels.numpy()
     smallest = int(torch.bincount(data.labels[data.labels >= 0]).min())
     if smallest < num_folds:
-        raise ConfigError(f"train.folds={num_folds}: the smallest class has {smallest} graphs, a fold needs one of each class")
+        raise ConfigError(
+            f"train.folds={num_folds}: the smallest class has {smallest} graphs, a fold needs one of each class"
+        )
     cut = StratifiedKFold(num_folds, shuffle=True, random_state=seed).split(labels, labels)
-    return [Split(train=torch.from_numpy(train), val=torch.from_numpy(test), test=torch.from_numpy(test)) for train, test in cut]
+    return [
+        Split(train=torch.from_numpy(train), val=torch.from_numpy(test), test=torch.from_numpy(test))
+        for train, test in cut
+    ]
 
 
 def _replay(context: Context, checkpoint: Checkpoint, runs: list[Run]) -> None:
@@ -134,7 +166,9 @@ def _replay(context: Context, checkpoint: Checkpoint, runs: list[Run]) -> None:
     history = checkpoint.trainer.get("progress", {}).get("history", [])
     for entry in history if current < len(runs) else []:
         context.sinks.metrics(_entry(runs[current], entry))
-    context.say(f"resumed: {current} of {len(runs)} runs done" + (f", the next one at epoch {len(history)}" if history else ""))
+    context.say(
+        f"resumed: {current} of {len(runs)} runs done" + (f", the next one at epoch {len(history)}" if history else "")
+    )
 
 
 def _entry(run: Run, record: dict[str, float]) -> dict[str, float]:
@@ -161,9 +195,12 @@ def _train_all(context: Context, runs: list[Run], make_trainer: MakeTrainer, che
 def _train_one(context: Context, run: Run, trainer: Trainer, checkpoint: Checkpoint) -> FitResult:
     every, config = context.config.train.checkpoint_every, context.config
     with Bar(context.console, run.title, config.train.epochs, trainer.progress.epoch) as bar:
+
         def on_epoch(record: dict[str, float]) -> None:
             context.sinks.metrics(_entry(run, record))
-            bar.step(f"loss {record['loss']:.4f}" + (f"  val {record['val_metric']:.4f}" if "val_metric" in record else ""))
+            bar.step(
+                f"loss {record['loss']:.4f}" + (f"  val {record['val_metric']:.4f}" if "val_metric" in record else "")
+            )
             if every and trainer.progress.epoch % every == 0:
                 checkpoint.trainer = trainer.state()
                 checkpoints.save(context.path, config, checkpoint)
@@ -172,9 +209,18 @@ def _train_one(context: Context, run: Run, trainer: Trainer, checkpoint: Checkpo
 
 
 def _record(run: Run, fit: FitResult) -> dict[str, Any]:
-    return {"repeat": run.repeat, "fold": run.fold, "seed": run.seed, "best_epoch": fit.best_epoch, "epochs": len(fit.history),
-            "val_metric": fit.val_metric, "test_metric": fit.test_metric, "test_loss": fit.test_loss, "train_s": fit.train_s,
-            "history": [_entry(run, record) for record in fit.history]}
+    return {
+        "repeat": run.repeat,
+        "fold": run.fold,
+        "seed": run.seed,
+        "best_epoch": fit.best_epoch,
+        "epochs": len(fit.history),
+        "val_metric": fit.val_metric,
+        "test_metric": fit.test_metric,
+        "test_loss": fit.test_loss,
+        "train_s": fit.train_s,
+        "history": [_entry(run, record) for record in fit.history],
+    }
 
 
 def _save_weights(path: Path, module: nn.Module) -> None:
@@ -186,7 +232,8 @@ def _save_weights(path: Path, module: nn.Module) -> None:
 def _summary(metric: str, folds: int, done: list[dict[str, Any]]) -> dict[str, Any]:
     epoch_s = [entry["seconds"] for record in done for entry in record["history"][1:]]
     result: dict[str, Any] = {
-        "metric": metric, "runs": [{key: value for key, value in record.items() if key != "history"} for record in done],
+        "metric": metric,
+        "runs": [{key: value for key, value in record.items() if key != "history"} for record in done],
         "epoch_ms": {key: value * 1e3 if key != "n" else value for key, value in spread(epoch_s).items()},
     }
     if folds:
@@ -198,29 +245,51 @@ def _summary(metric: str, folds: int, done: list[dict[str, Any]]) -> dict[str, A
 
 def _cross_validation(done: list[dict[str, Any]], folds: int) -> dict[str, Any]:
     """GIN's protocol: the one epoch with the best mean over the folds; mean and std over the folds at that epoch, averaged over repeats."""
-    repeats = []
+    repeats: list[dict[str, Any]] = []
     for first in range(0, len(done) - folds + 1, folds):
         curves = [[entry["val_metric"] for entry in record["history"]] for record in done[first : first + folds]]
         length = min(len(curve) for curve in curves)
         by_epoch = [mean_std([curve[epoch] for curve in curves]) for epoch in range(length)]
         epoch = max(range(length), key=lambda index: by_epoch[index][0])
-        repeats.append({"epoch": epoch, "mean": by_epoch[epoch][0], "std": by_epoch[epoch][1],
-                        "folds": [curve[epoch] for curve in curves], "last_epoch_mean": by_epoch[-1][0]})
-    return {"cross_validation": repeats, "test_metric_mean": mean_std([entry["mean"] for entry in repeats])[0],
-            "test_metric_std": median(entry["std"] for entry in repeats)}
+        repeats.append(
+            {
+                "epoch": epoch,
+                "mean": by_epoch[epoch][0],
+                "std": by_epoch[epoch][1],
+                "folds": [curve[epoch] for curve in curves],
+                "last_epoch_mean": by_epoch[-1][0],
+            }
+        )
+    return {
+        "cross_validation": repeats,
+        "test_metric_mean": mean_std([entry["mean"] for entry in repeats])[0],
+        "test_metric_std": median(entry["std"] for entry in repeats),
+    }
 
 
 def _report(context: Context, result: dict[str, Any]) -> None:
     columns = ["seed", "fold", "epochs", "selected", f"val {result['metric']}", f"test {result['metric']}", "train s"]
-    rows = [[record["seed"], record["fold"] if record["fold"] >= 0 else "-", record["epochs"], record["best_epoch"],
-             f"{record['val_metric']:.4f}", f"{record['test_metric']:.4f}", f"{record['train_s']:.2f}"] for record in result["runs"]]
+    rows = [
+        [
+            record["seed"],
+            record["fold"] if record["fold"] >= 0 else "-",
+            record["epochs"],
+            record["best_epoch"],
+            f"{record['val_metric']:.4f}",
+            f"{record['test_metric']:.4f}",
+            f"{record['train_s']:.2f}",
+        ]
+        for record in result["runs"]
+    ]
     table = Table(*columns, title=f"{context.config.dataset.name} · {context.config.model.name} · {result['strategy']}")
     for row in rows:
         table.add_row(*[str(value) for value in row])
     context.console.print(table)
     mean, std = result["test_metric_mean"], result["test_metric_std"]
     what = "cross-validated" if "cross_validation" in result else "test"
-    context.say(f"{what} {result['metric']}: {mean:.4f} ± {std:.4f} (n = {len(result.get('cross_validation', result['runs']))}), "
-                f"epoch {result['epoch_ms']['median']:.2f} ms (median)")
+    context.say(
+        f"{what} {result['metric']}: {mean:.4f} ± {std:.4f} (n = {len(result.get('cross_validation', result['runs']))}), "
+        f"epoch {result['epoch_ms']['median']:.2f} ms (median)"
+    )
     context.sinks.table("runs", columns, rows)
     context.sinks.summary({"test_metric_mean": mean, "test_metric_std": std, "epoch_ms": result["epoch_ms"]["median"]})

@@ -14,7 +14,9 @@ from runner.errors import DataError
 from runner.gnn.data.graph_data import Array
 from runner.units import format_bytes
 
-MAX_BYTES = 8 * 2**30  # of one file once unpacked: above the largest graph that fits these loaders, below what fills a workstation
+MAX_BYTES = (
+    8 * 2**30
+)  # of one file once unpacked: above the largest graph that fits these loaders, below what fills a workstation
 
 
 def open_zip(path: Path, kind: str) -> zipfile.ZipFile:
@@ -34,7 +36,7 @@ def open_zip(path: Path, kind: str) -> zipfile.ZipFile:
     total = 0
     for member in archive.infolist():
         parts = PurePosixPath(member.filename.replace("\\", "/"))
-        if parts.is_absolute() or ".." in parts.parts or parts.parts[:1] and ":" in parts.parts[0]:
+        if parts.is_absolute() or ".." in parts.parts or (parts.parts[:1] and ":" in parts.parts[0]):
             raise DataError(f"{path}: refused, member '{member.filename}' lies outside the archive's folder")
         total += member.file_size
     if total > MAX_BYTES:
@@ -74,10 +76,14 @@ def _read_npy(archive: zipfile.ZipFile, name: str, path: Path) -> Array:
     except ValueError as error:
         raise DataError(f"{path}: '{name}' is not an array: {error}") from error
     if dtype.hasobject:
-        raise DataError(f"{path}: '{name}' holds Python objects; reading them would run code from the file, so it is refused")
+        raise DataError(
+            f"{path}: '{name}' holds Python objects; reading them would run code from the file, so it is refused"
+        )
     declared = int(np.prod(shape, dtype=object)) * dtype.itemsize
     if declared != len(content.getbuffer()) - content.tell():
-        raise DataError(f"{path}: '{name}' declares {declared} bytes and holds {len(content.getbuffer()) - content.tell()}")
+        raise DataError(
+            f"{path}: '{name}' declares {declared} bytes and holds {len(content.getbuffer()) - content.tell()}"
+        )
     content.seek(0)
     array: Array = np.lib.format.read_array(content, allow_pickle=False)
     return array

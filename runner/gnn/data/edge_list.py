@@ -61,7 +61,8 @@ def read_edge_list(path: Path, ids: str = "auto") -> RawGraph:
         num_nodes=len(node_ids),
         edge_weight=_weights(path, content, layout, table),
         node_ids=None if dense else node_ids,
-        notes=(f"read {len(table)} edges from {path.name}",) + (() if dense else ("node ids of the file renumbered to 0 …",)),
+        notes=(f"read {len(table)} edges from {path.name}",)
+        + (() if dense else ("node ids of the file renumbered to 0 …",)),
     )
 
 
@@ -116,7 +117,9 @@ def _sniff(path: Path, content: bytes) -> _Layout:
     fields = _cut(text, separator)
     second = next(lines, None)
     later = _cut(second[1], separator) if second else []
-    is_header = not _is_number(fields[0]) and (fields[0].lower() in _HEADER_WORDS or bool(later) and _is_number(later[0]))
+    is_header = not _is_number(fields[0]) and (
+        fields[0].lower() in _HEADER_WORDS or (bool(later) and _is_number(later[0]))
+    )
     if is_header:
         if second is None:
             raise DataError(f"{path}: no edges: no line after the header holds data")
@@ -127,7 +130,9 @@ def _sniff(path: Path, content: bytes) -> _Layout:
 
 
 def _cut(text: str, separator: str) -> list[str]:
-    row = pd.read_csv(io.StringIO(text), sep=separator, header=None, dtype=str, keep_default_na=False, skipinitialspace=True)
+    row = pd.read_csv(
+        io.StringIO(text), sep=separator, header=None, dtype=str, keep_default_na=False, skipinitialspace=True
+    )
     return [str(value) for value in row.iloc[0]]
 
 
@@ -150,12 +155,22 @@ def _read_table(path: Path, content: bytes, layout: _Layout) -> pd.DataFrame:
         rest = b"".join(kept)
     try:
         # one name more than there are columns, so that a row with too many shows there instead of shifting the others
-        table = pd.read_csv(io.BytesIO(rest), sep=layout.separator, header=None, names=range(layout.num_columns + 1), dtype=str,
-                            keep_default_na=False, skipinitialspace=True, encoding="utf-8", on_bad_lines="error")
+        table = pd.read_csv(
+            io.BytesIO(rest),
+            sep=layout.separator,
+            header=None,
+            names=range(layout.num_columns + 1),
+            dtype=str,
+            keep_default_na=False,
+            skipinitialspace=True,
+            encoding="utf-8",
+            on_bad_lines="error",
+        )
     except (pd.errors.ParserError, UnicodeDecodeError, ValueError) as error:
         raise _wrong_columns(path, content, layout) or DataError(f"{path}: {error}") from error
     table = table.fillna("")
-    if (table.pop(layout.num_columns) != "").any() or (table == "").to_numpy().any():
+    surplus = table.pop(layout.num_columns)  # type: ignore[arg-type]
+    if (surplus != "").any() or (table == "").to_numpy().any():
         raise _wrong_columns(path, content, layout) or DataError(f"{path}: lines have different numbers of columns")
     return table
 
@@ -178,11 +193,15 @@ def _number_ids(path: Path, content: bytes, layout: _Layout, table: pd.DataFrame
     columns = []
     for column in (0, 1):
         values = pd.to_numeric(table[column], errors="coerce")
-        bad = np.flatnonzero(values.isna().to_numpy() | ~table[column].str.fullmatch(r"\s*[+-]?\d+\s*").to_numpy(dtype=bool))
+        bad = np.flatnonzero(
+            values.isna().to_numpy() | ~table[column].str.fullmatch(r"\s*[+-]?\d+\s*").to_numpy(dtype=bool)
+        )
         if len(bad):
             text = table[column].iloc[bad[0]]
-            raise DataError(f"{path}, line {_line_of_row(content, layout, int(bad[0]))}: id '{text}' is not a number as the first "
-                            "row's ids are; dataset.ids=text reads ids as text")
+            raise DataError(
+                f"{path}, line {_line_of_row(content, layout, int(bad[0]))}: id '{text}' is not a number as the first "
+                "row's ids are; dataset.ids=text reads ids as text"
+            )
         if values.dtype != np.int64:
             raise DataError(f"{path}: an id in column {column + 1} exceeds 64 bits; dataset.ids=text reads ids as text")
         negative = np.flatnonzero(values.to_numpy() < 0)
@@ -201,5 +220,7 @@ def _weights(path: Path, content: bytes, layout: _Layout, table: pd.DataFrame) -
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
         row = int(bad[0])
-        raise DataError(f"{path}, line {_line_of_row(content, layout, row)}: weight '{table[2].iloc[row]}' is not a finite number")
+        raise DataError(
+            f"{path}, line {_line_of_row(content, layout, row)}: weight '{table[2].iloc[row]}' is not a finite number"
+        )
     return torch.from_numpy(values.astype(np.float32))

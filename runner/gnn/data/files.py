@@ -10,7 +10,20 @@ from runner.gnn.data.graph_data import RawGraph
 from runner.gnn.data.npz import load_npz
 from runner.gnn.data.tu import load_tu
 
-SUFFIXES = (".npz", ".mtx", ".mtx.gz", ".txt", ".txt.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz", ".edges", ".edges.gz", ".zip")
+SUFFIXES = (
+    ".npz",
+    ".mtx",
+    ".mtx.gz",
+    ".txt",
+    ".txt.gz",
+    ".csv",
+    ".csv.gz",
+    ".tsv",
+    ".tsv.gz",
+    ".edges",
+    ".edges.gz",
+    ".zip",
+)
 
 
 def find(root: Path, stems: tuple[str, ...]) -> Path | None:
@@ -26,7 +39,9 @@ def find(root: Path, stems: tuple[str, ...]) -> Path | None:
 
 def stems(root: Path) -> list[str]:
     """Return the dataset names that ``root`` holds files for."""
-    return sorted({path.name.removesuffix(end) for path in root.iterdir() for end in SUFFIXES if path.name.endswith(end)})
+    return sorted(
+        {path.name.removesuffix(end) for path in root.iterdir() for end in SUFFIXES if path.name.endswith(end)}
+    )
 
 
 def load_file(path: Path, ids: str = "auto") -> RawGraph:
@@ -40,7 +55,11 @@ def load_file(path: Path, ids: str = "auto") -> RawGraph:
         DataError: where it is missing, of an unknown suffix, or bad; the line names the file and the place.
     """
     if not path.is_file():
-        there = f"; {suggestion(path.name, [entry.name for entry in path.parent.iterdir()][:40])}" if path.parent.is_dir() else ""
+        there = (
+            f"; {suggestion(path.name, [entry.name for entry in path.parent.iterdir()][:40])}"
+            if path.parent.is_dir()
+            else ""
+        )
         raise DataError(f"{path}: no such file{there}")
     suffix = next((end for end in sorted(SUFFIXES, key=len, reverse=True) if path.name.endswith(end)), None)
     match suffix:

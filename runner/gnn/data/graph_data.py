@@ -134,7 +134,9 @@ class GraphData:
         if isinstance(self.features, Tensor):
             arrays.append(self.features)
         else:
-            arrays += [torch.from_numpy(part) for part in (self.features.indptr, self.features.indices, self.features.data)]
+            arrays += [
+                torch.from_numpy(part) for part in (self.features.indptr, self.features.indices, self.features.data)
+            ]
         for array in arrays:
             digest.update(b"-" if array is None else np.ascontiguousarray(array.numpy()).data)
         return digest.hexdigest()[:16]

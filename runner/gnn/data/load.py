@@ -32,5 +32,7 @@ def _find(config: DatasetConfig) -> RawGraph:
     if config.name == "file":
         raise DataError("dataset=file needs dataset.path=FILE, or dataset.root=DIR and dataset.name=STEM")
     if config.root is not None and config.name not in named.NODE_SETS and config.name not in named.GRAPH_SETS:
-        raise DataError(f"dataset.name={config.name}: no such file in {config.root}; {suggestion(config.name, files.stems(Path(config.root)))}")
+        raise DataError(
+            f"dataset.name={config.name}: no such file in {config.root}; {suggestion(config.name, files.stems(Path(config.root)))}"
+        )
     return named.load_named(config.name, config.download)

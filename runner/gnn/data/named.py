@@ -41,8 +41,20 @@ NODE_SETS: dict[str, Named] = {
     "tolokers": Named("TolokersDataset"),
     "questions": Named("QuestionsDataset"),
 }
-GRAPH_SETS = ("MUTAG", "PROTEINS", "DD", "ENZYMES", "NCI1", "NCI109", "PTC_MR", "IMDB-BINARY", "IMDB-MULTI", "COLLAB",
-              "REDDIT-BINARY", "REDDIT-MULTI-5K")
+GRAPH_SETS = (
+    "MUTAG",
+    "PROTEINS",
+    "DD",
+    "ENZYMES",
+    "NCI1",
+    "NCI109",
+    "PTC_MR",
+    "IMDB-BINARY",
+    "IMDB-MULTI",
+    "COLLAB",
+    "REDDIT-BINARY",
+    "REDDIT-MULTI-5K",
+)
 _TU_URL = "https://www.chrsmrrs.com/graphkerneldatasets/{}.zip"
 
 
@@ -63,8 +75,10 @@ def load_named(name: str, download: bool) -> RawGraph:
         DataError: for a name that DGL has not, and where the download fails or is not allowed.
     """
     if name not in NODE_SETS and name not in GRAPH_SETS:
-        raise DataError(f"dataset.name={name}: {suggestion(name, ['planted', *NODE_SETS, *GRAPH_SETS])}; "
-                        "a file: dataset.path=FILE, or dataset.root=DIR for DIR/NAME.npz and the like")
+        raise DataError(
+            f"dataset.name={name}: {suggestion(name, ['planted', *NODE_SETS, *GRAPH_SETS])}; "
+            "a file: dataset.path=FILE, or dataset.root=DIR for DIR/NAME.npz and the like"
+        )
     return _load_graph_set(name, download) if name in GRAPH_SETS else _load_node_set(name, download)
 
 
@@ -88,7 +102,9 @@ def _load_node_set(name: str, download: bool) -> RawGraph:
         raise
     except Exception as error:  # DGL lets through whatever requests, zipfile, pickle and scipy raise
         reason = " ".join(str(error).split())[:160]
-        raise DataError(f"dataset.name={name}: DGL could not download or read it ({reason}); {_advice(name)}") from error
+        raise DataError(
+            f"dataset.name={name}: DGL could not download or read it ({reason}); {_advice(name)}"
+        ) from error
     return _from_dgl(name, dataset)
 
 
@@ -100,11 +116,20 @@ def _from_dgl(name: str, dataset: Any) -> RawGraph:
     if all(mask is not None for mask in masks):
         columns = [mask.reshape(graph.num_nodes(), -1).bool() for mask in masks]
         num_splits = max(column.shape[1] for column in columns)
-        picked = [[column[:, min(index, column.shape[1] - 1)].nonzero().flatten() for column in columns] for index in range(num_splits)]
+        picked = [
+            [column[:, min(index, column.shape[1] - 1)].nonzero().flatten() for column in columns]
+            for index in range(num_splits)
+        ]
         splits = tuple(Split(train=train, val=val, test=test) for train, val, test in picked)
     return RawGraph(
-        name=name, src=src.long(), dst=dst.long(), num_nodes=graph.num_nodes(), features=graph.ndata["feat"].float(),
-        labels=graph.ndata["label"].long(), splits=splits, notes=(f"DGL's {type(dataset).__name__}",),
+        name=name,
+        src=src.long(),
+        dst=dst.long(),
+        num_nodes=graph.num_nodes(),
+        features=graph.ndata["feat"].float(),
+        labels=graph.ndata["label"].long(),
+        splits=splits,
+        notes=(f"DGL's {type(dataset).__name__}",),
     )
 
 
@@ -122,4 +147,3 @@ def _load_graph_set(name: str, download: bool) -> RawGraph:
             reason = " ".join(str(error).split())[:160]
             raise DataError(f"dataset.name={name}: the download failed ({reason}); {_advice(name)}") from error
     return load_tu(path)
-

@@ -23,7 +23,6 @@ graph_labels          [G] int64                class of each graph
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 
@@ -36,7 +35,10 @@ from runner.gnn.data.archive import read_npz
 from runner.gnn.data.graph_data import Array, Features, RawGraph, Split
 
 FORMAT = "gearsail-graph-1"
-_LAYOUTS = "known: adj_data/adj_indices/adj_indptr/adj_shape; src/dst, src_li/dst_li or edge_index; edges with node_labels; gearsail-graph-1"
+_LAYOUTS = (
+    "known: adj_data, adj_indices, adj_indptr, adj_shape; src/dst, src_li/dst_li or edge_index; edges, node_labels; "
+    + FORMAT
+)
 
 
 def load_npz(path: Path) -> RawGraph:
@@ -60,7 +62,10 @@ def load_npz(path: Path) -> RawGraph:
 def write_npz(path: Path, graph: RawGraph) -> None:
     """Write a graph in Gearsail's layout; the file appears whole or not at all."""
     arrays: dict[str, Array] = {
-        "format": np.array(FORMAT), "src": graph.src.numpy(), "dst": graph.dst.numpy(), "num_nodes": np.array(graph.num_nodes),
+        "format": np.array(FORMAT),
+        "src": graph.src.numpy(),
+        "dst": graph.dst.numpy(),
+        "num_nodes": np.array(graph.num_nodes),
     }
     for name in ("edge_weight", "labels", "graph_offsets", "graph_labels"):
         tensor = getattr(graph, name)
@@ -70,8 +75,12 @@ def write_npz(path: Path, graph: RawGraph) -> None:
         arrays["features"] = graph.features.numpy()
     elif graph.features is not None:
         csr = graph.features
-        arrays |= {"features_data": csr.data, "features_indices": csr.indices, "features_indptr": csr.indptr,
-                   "features_shape": np.array(csr.shape)}
+        arrays |= {
+            "features_data": csr.data,
+            "features_indices": csr.indices,
+            "features_indptr": csr.indptr,
+            "features_shape": np.array(csr.shape),
+        }
     if graph.node_ids is not None:
         ids = graph.node_ids
         arrays["node_ids"] = np.array([str(value) for value in ids]) if ids.dtype.hasobject else ids
@@ -81,8 +90,8 @@ def write_npz(path: Path, graph: RawGraph) -> None:
             arrays[f"{part}{suffix}"] = getattr(split, part).numpy()
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as stream:
-        np.savez_compressed(stream, **arrays)
-    os.replace(stream.name, path)
+        np.savez_compressed(stream, allow_pickle=False, **arrays)
+    Path(stream.name).replace(path)
 
 
 class _Arrays:
@@ -102,6 +111,10 @@ class _Arrays:
         if name not in self._arrays:
             raise DataError(f"{self.path}: array '{name}' is missing; it has {', '.join(sorted(self._arrays)[:12])}")
         return self._arrays[name]
+
+    def get(self, name: str) -> Array | None:
+        """An array that may be missing."""
+        return self._arrays.get(name)
 
     def ints(self, name: str, ndim: int = 1) -> np.ndarray:
         """An integer array as int64 (floats are taken where they are whole)."""
@@ -125,14 +138,16 @@ class _Arrays:
         """A numeric array as float32."""
         array = self[name]
         if array.ndim != ndim or array.dtype.kind not in "fiub":
-            raise DataError(f"{self.path}: '{name}' has shape {array.shape} and type {array.dtype}; {ndim} dimension(s) of numbers expected")
+            raise DataError(
+                f"{self.path}: '{name}' has shape {array.shape} and type {array.dtype}; {ndim} dimension(s) of numbers expected"
+            )
         return array.astype(np.float32)
 
 
 def _read_own(arrays: _Arrays) -> RawGraph:
     num_nodes = arrays.count("num_nodes")
     src, dst = _ends(arrays, "src", "dst", num_nodes)
-    features = None
+    features: Features | None = None
     if "features_indptr" in arrays:
         features = _csr(arrays, "features", num_nodes)
     elif "features" in arrays:
@@ -140,14 +155,22 @@ def _read_own(arrays: _Arrays) -> RawGraph:
     offsets = _offsets(arrays, "graph_offsets", num_nodes) if "graph_offsets" in arrays else None
     num_items = num_nodes if offsets is None else len(offsets) - 1
     graph_labels = _labels(arrays, "graph_labels", num_items, "graph") if "graph_labels" in arrays else None
-    suffixes = [""] if "train" in arrays else [f"_{index}" for index in range(len(arrays.names)) if f"train_{index}" in arrays]
+    suffixes = (
+        [""] if "train" in arrays else [f"_{index}" for index in range(len(arrays.names)) if f"train_{index}" in arrays]
+    )
     return RawGraph(
-        name=arrays.path.stem, src=src, dst=dst, num_nodes=num_nodes,
-        edge_weight=_weight(arrays, "edge_weight", len(src)), features=features,
+        name=arrays.path.stem,
+        src=src,
+        dst=dst,
+        num_nodes=num_nodes,
+        edge_weight=_weight(arrays, "edge_weight", len(src)),
+        features=features,
         labels=_labels(arrays, "labels", num_nodes, "node") if "labels" in arrays else None,
         splits=tuple(_index_split(arrays, f"train{end}", f"val{end}", f"test{end}", num_items) for end in suffixes),
-        graph_offsets=offsets, graph_labels=graph_labels,
-        node_ids=arrays["node_ids"] if "node_ids" in arrays else None, notes=(f"read {arrays.path.name} ({FORMAT})",),
+        graph_offsets=offsets,
+        graph_labels=graph_labels,
+        node_ids=arrays.get("node_ids"),
+        notes=(f"read {arrays.path.name} ({FORMAT})",),
     )
 
 
@@ -157,7 +180,7 @@ def _read_csr_parts(arrays: _Arrays) -> RawGraph:
         raise DataError(f"{arrays.path}: adj_shape is {shape.tolist()}; an adjacency matrix is square")
     matrix = _csr(arrays, "adj", int(shape[0]))
     num_nodes = int(shape[0])
-    features = None
+    features: Features | None = None
     if "attr_indptr" in arrays:
         features = _csr(arrays, "attr", num_nodes)
     elif "attr_matrix" in arrays:
@@ -169,8 +192,14 @@ def _read_csr_parts(arrays: _Arrays) -> RawGraph:
     split = (_index_split(arrays, "idx_train", "idx_val", "idx_test", num_nodes),) if "idx_train" in arrays else ()
     rows = np.repeat(np.arange(num_nodes), np.diff(matrix.indptr))
     return RawGraph(
-        name=arrays.path.stem, src=torch.from_numpy(rows), dst=torch.from_numpy(matrix.indices.astype(np.int64)),
-        num_nodes=num_nodes, edge_weight=weight, features=features, labels=labels, splits=split,
+        name=arrays.path.stem,
+        src=torch.from_numpy(rows),
+        dst=torch.from_numpy(matrix.indices.astype(np.int64)),
+        num_nodes=num_nodes,
+        edge_weight=weight,
+        features=features,
+        labels=labels,
+        splits=split,
         notes=(f"read {arrays.path.name} (CSR parts): {matrix.nnz} edges",),
     )
 
@@ -195,8 +224,16 @@ def _read_edge_arrays(arrays: _Arrays) -> RawGraph:
         graph_labels = _labels(arrays, "graph_labels", len(offsets) - 1, "graph") if "graph_labels" in arrays else None
         tags = torch.from_numpy(arrays.ints("node_tags")) if "node_tags" in arrays else None
     return RawGraph(
-        name=arrays.path.stem, src=src, dst=dst, num_nodes=num_nodes, edge_weight=_weight(arrays, "edge_weight", len(src)),
-        features=features, tags=tags, labels=labels, graph_offsets=offsets, graph_labels=graph_labels,
+        name=arrays.path.stem,
+        src=src,
+        dst=dst,
+        num_nodes=num_nodes,
+        edge_weight=_weight(arrays, "edge_weight", len(src)),
+        features=features,
+        tags=tags,
+        labels=labels,
+        graph_offsets=offsets,
+        graph_labels=graph_labels,
         notes=(f"read {arrays.path.name} (edge arrays): {len(src)} edges",),
     )
 
@@ -216,12 +253,18 @@ def _read_pairs(arrays: _Arrays) -> RawGraph:
         for part, mask in masks.items():
             if mask.shape[1] != num_nodes:
                 raise DataError(f"{arrays.path}: {part}_masks has {mask.shape[1]} columns for {num_nodes} nodes")
-        splits = [Split(**{part: torch.from_numpy(np.flatnonzero(mask[index])) for part, mask in masks.items()})
-                  for index in range(len(masks["train"]))]
+        splits = [
+            Split(**{part: torch.from_numpy(np.flatnonzero(mask[index])) for part, mask in masks.items()})
+            for index in range(len(masks["train"]))
+        ]
     return RawGraph(
-        name=arrays.path.stem, src=torch.cat([u, v[back]]), dst=torch.cat([v, u[back]]), num_nodes=num_nodes,
+        name=arrays.path.stem,
+        src=torch.cat([u, v[back]]),
+        dst=torch.cat([v, u[back]]),
+        num_nodes=num_nodes,
         features=_dense(arrays, "node_features", num_nodes) if "node_features" in arrays else None,
-        labels=_labels(arrays, "node_labels", num_nodes, "node") if "node_labels" in arrays else None, splits=tuple(splits),
+        labels=_labels(arrays, "node_labels", num_nodes, "node") if "node_labels" in arrays else None,
+        splits=tuple(splits),
         notes=(f"read {arrays.path.name} ({len(u)} undirected edges, both directions made)",),
     )
 
@@ -233,7 +276,9 @@ def _ends(arrays: _Arrays, source: str, target: str, num_nodes: int | None) -> t
     for ends in (src, dst):
         bad = np.flatnonzero((ends < 0) | (ends >= (np.iinfo(np.int64).max if num_nodes is None else num_nodes)))
         if len(bad):
-            raise DataError(f"{arrays.path}: edge {bad[0]}: node id {ends[bad[0]]} is out of range, the graph has {num_nodes} nodes")
+            raise DataError(
+                f"{arrays.path}: edge {bad[0]}: node id {ends[bad[0]]} is out of range, the graph has {num_nodes} nodes"
+            )
     return torch.from_numpy(src), torch.from_numpy(dst)
 
 
@@ -243,16 +288,22 @@ def _csr(arrays: _Arrays, prefix: str, num_rows: int) -> sparse.csr_array:
     if shape.shape != (2,) or shape[0] != num_rows:
         raise DataError(f"{arrays.path}: {prefix}_shape is {shape.tolist()} for {num_rows} nodes")
     if len(indptr) != num_rows + 1 or indptr[0] != 0:
-        raise DataError(f"{arrays.path}: {prefix}_indptr has {len(indptr)} entries from {indptr[:1]}; {num_rows + 1} from 0 expected")
+        raise DataError(
+            f"{arrays.path}: {prefix}_indptr has {len(indptr)} entries from {indptr[:1]}; {num_rows + 1} from 0 expected"
+        )
     falling = np.flatnonzero(np.diff(indptr) < 0)
     if len(falling):
         raise DataError(f"{arrays.path}: {prefix}_indptr decreases at row {falling[0] + 1}")
     if indptr[-1] != len(indices) or len(indices) != len(data):
-        raise DataError(f"{arrays.path}: {prefix}_indptr ends at {indptr[-1]} for {len(indices)} indices and {len(data)} values")
+        raise DataError(
+            f"{arrays.path}: {prefix}_indptr ends at {indptr[-1]} for {len(indices)} indices and {len(data)} values"
+        )
     bad = np.flatnonzero((indices < 0) | (indices >= shape[1]))
     if len(bad):
         row = np.searchsorted(indptr, bad[0], side="right") - 1
-        raise DataError(f"{arrays.path}: {prefix}_indices row {row}: column {indices[bad[0]]} is out of range, there are {shape[1]}")
+        raise DataError(
+            f"{arrays.path}: {prefix}_indices row {row}: column {indices[bad[0]]} is out of range, there are {shape[1]}"
+        )
     matrix = sparse.csr_array((data, indices, indptr), shape=(int(shape[0]), int(shape[1])))
     if prefix != "adj":
         _check_finite(arrays, matrix)
@@ -306,8 +357,12 @@ def _indices(arrays: _Arrays, name: str, count: int) -> np.ndarray:
 
 
 def _index_split(arrays: _Arrays, train: str, val: str, test: str, count: int) -> Split:
-    return Split(**{part: torch.from_numpy(_indices(arrays, name, count))
-                    for part, name in (("train", train), ("val", val), ("test", test))})
+    return Split(
+        **{
+            part: torch.from_numpy(_indices(arrays, name, count))
+            for part, name in (("train", train), ("val", val), ("test", test))
+        }
+    )
 
 
 def _offsets(arrays: _Arrays, name: str, num_nodes: int) -> torch.Tensor:
@@ -322,6 +377,3 @@ def _offsets_of_sizes(arrays: _Arrays, num_nodes: int) -> torch.Tensor:
     if (sizes < 0).any() or sizes.sum() != num_nodes:
         raise DataError(f"{arrays.path}: graph_sizes add up to {sizes.sum()}, there are {num_nodes} nodes")
     return torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]))
-
-
-__all__ = ["FORMAT", "Features", "load_npz", "write_npz"]

@@ -7,6 +7,8 @@ gives the same graph, bit for bit.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -24,7 +26,9 @@ def generate(config: DatasetConfig) -> RawGraph:
     """Generate the graph, or with ``num_graphs`` above 1 a set of graphs, that ``config`` describes."""
     rng = np.random.default_rng(config.seed)
     is_set = config.num_graphs > 1
-    community = _assign(rng, config.num_nodes, config.num_graphs if is_set else config.num_communities, scatter=not is_set)
+    community = _assign(
+        rng, config.num_nodes, config.num_graphs if is_set else config.num_communities, scatter=not is_set
+    )
     class_of_community = rng.permutation(np.arange(community.max() + 1) % config.num_classes)
     node_class = class_of_community[community]
     weight = (1 - rng.random(config.num_nodes)) ** (-1 / (config.degree_exponent - 1))
@@ -32,19 +36,21 @@ def generate(config: DatasetConfig) -> RawGraph:
     means = rng.standard_normal((config.num_classes, config.num_features))
     features = config.feature_signal * means[node_class] + rng.standard_normal((config.num_nodes, config.num_features))
     both = np.concatenate([pairs, pairs[:, ::-1]])
-    raw = {
-        "name": "planted",
-        "src": torch.from_numpy(both[:, 0].copy()),
-        "dst": torch.from_numpy(both[:, 1].copy()),
-        "num_nodes": config.num_nodes,
-        "features": torch.from_numpy(features.astype(np.float32)),
-        "notes": (f"generated {config.num_nodes} nodes in {community.max() + 1} {'graphs' if is_set else 'communities'}, "
-                  f"{len(both)} directed edges, seed {config.seed}",),
-    }
+    what = "graphs" if is_set else "communities"
+    raw = RawGraph(
+        name="planted",
+        src=torch.from_numpy(both[:, 0].copy()),
+        dst=torch.from_numpy(both[:, 1].copy()),
+        num_nodes=config.num_nodes,
+        features=torch.from_numpy(features.astype(np.float32)),
+        notes=(
+            f"generated {config.num_nodes} nodes in {community.max() + 1} {what}, {len(both)} directed edges, seed {config.seed}",
+        ),
+    )
     if not is_set:
-        return RawGraph(**raw, labels=torch.from_numpy(node_class))
-    offsets = np.searchsorted(community, np.arange(config.num_graphs + 1))
-    return RawGraph(**raw, graph_offsets=torch.from_numpy(offsets), graph_labels=torch.from_numpy(class_of_community))
+        return dataclasses.replace(raw, labels=torch.from_numpy(node_class))
+    offsets = torch.from_numpy(np.searchsorted(community, np.arange(config.num_graphs + 1)))
+    return dataclasses.replace(raw, graph_offsets=offsets, graph_labels=torch.from_numpy(class_of_community))
 
 
 def _assign(rng: np.random.Generator, num_nodes: int, num_communities: int, scatter: bool) -> Ints:
@@ -55,7 +61,9 @@ def _assign(rng: np.random.Generator, num_nodes: int, num_communities: int, scat
     return rng.permutation(community) if scatter else np.sort(community)
 
 
-def _draw_pairs(rng: np.random.Generator, community: Ints, weight: Floats, mean_degree: float, intra_fraction: float) -> Ints:
+def _draw_pairs(
+    rng: np.random.Generator, community: Ints, weight: Floats, mean_degree: float, intra_fraction: float
+) -> Ints:
     """Draw distinct undirected pairs (u < v), ends in proportion to ``weight``, until the mean degree is met."""
     num_nodes = len(community)
     wanted = min(round(num_nodes * mean_degree / 2), num_nodes * (num_nodes - 1) // 2)

@@ -39,9 +39,20 @@ def prepare(raw: RawGraph, config: DatasetConfig) -> GraphData:
     labels = _labels(raw, edges, config, report)
     split, folds = _split(raw, labels, config, report)
     return GraphData(
-        name=raw.name, task=config.task, src=edges.src, dst=edges.dst, num_nodes=raw.num_nodes, edge_weight=edges.weight,
-        features=features, labels=labels, num_classes=int(labels.max()) + 1, split=split, folds=folds,
-        graph_offsets=raw.graph_offsets if config.task == "graph" else None, node_ids=raw.node_ids, report=tuple(report),
+        name=raw.name,
+        task=config.task,
+        src=edges.src,
+        dst=edges.dst,
+        num_nodes=raw.num_nodes,
+        edge_weight=edges.weight,
+        features=features,
+        labels=labels,
+        num_classes=int(labels.max()) + 1,
+        split=split,
+        folds=folds,
+        graph_offsets=raw.graph_offsets if config.task == "graph" else None,
+        node_ids=raw.node_ids,
+        report=tuple(report),
     )
 
 
@@ -109,7 +120,10 @@ def _features(raw: RawGraph, edges: _Edges, config: DatasetConfig, report: list[
     if kind == "tags" or (config.task == "graph" and raw.tags is not None):
         assert raw.tags is not None
         tags = _one_hot(raw.tags, int(raw.tags.max()) + 1)
-        report.append(f"features: one-hot node tags, {tags.shape[1]} kinds" + ("" if raw.features is None else ", then the file's"))
+        report.append(
+            f"features: one-hot node tags, {tags.shape[1]} kinds"
+            + ("" if raw.features is None else ", then the file's")
+        )
         if raw.features is None:
             return tags
         given = raw.features.numpy() if isinstance(raw.features, Tensor) else raw.features.toarray()
@@ -157,7 +171,9 @@ def _labels(raw: RawGraph, edges: _Edges, config: DatasetConfig, report: list[st
         if raw.graph_offsets is None or raw.graph_labels is None:
             raise DataError(f"{raw.name}: one graph, not a labelled set of graphs; use dataset.task=node")
         if kind == "degree":
-            raise DataError(f"{raw.name}: dataset.labels={config.labels} labels nodes, dataset.task=graph needs the file's graph labels")
+            raise DataError(
+                f"{raw.name}: dataset.labels={config.labels} labels nodes, dataset.task=graph needs the file's graph labels"
+            )
         return _checked(raw.graph_labels, raw.name, "graph", int(raw.graph_labels.numel()))
     if kind == "degree":
         degree = torch.bincount(edges.dst, minlength=raw.num_nodes)
@@ -165,8 +181,10 @@ def _labels(raw: RawGraph, edges: _Edges, config: DatasetConfig, report: list[st
         report.append(f"labels: {num_classes} classes of nodes by in-degree")
         return rank * num_classes // raw.num_nodes
     if raw.labels is None:
-        raise DataError(f"{raw.name}: no node labels are stored; use dataset.labels=degree:CLASSES"
-                        + (", or dataset.task=graph" if raw.graph_labels is not None else ""))
+        raise DataError(
+            f"{raw.name}: no node labels are stored; use dataset.labels=degree:CLASSES"
+            + (", or dataset.task=graph" if raw.graph_labels is not None else "")
+        )
     return _checked(raw.labels, raw.name, "node", raw.num_nodes)
 
 
@@ -174,8 +192,10 @@ def _checked(labels: Tensor, name: str, item: str, bound: int) -> Tensor:
     bad = ((labels < -1) | (labels >= max(bound, 2))).nonzero().flatten()
     if bad.numel():
         first = int(bad[0])
-        raise DataError(f"{name}: {item} {first} has label {int(labels[first])}, out of range: 0 … below the number of {item}s, "
-                        "or -1 for unlabelled")
+        raise DataError(
+            f"{name}: {item} {first} has label {int(labels[first])}, out of range: 0 … below the number of {item}s, "
+            "or -1 for unlabelled"
+        )
     if int(labels.max()) < 0:
         raise DataError(f"{name}: no {item} is labelled")
     return labels
@@ -205,7 +225,9 @@ def random_split(labels: Tensor, train_fraction: float, val_fraction: float, see
     order = labelled[torch.randperm(labelled.numel(), generator=torch.Generator().manual_seed(seed))]
     first = round(train_fraction * order.numel())
     second = first + round(val_fraction * order.numel())
-    return Split(train=order[:first].sort().values, val=order[first:second].sort().values, test=order[second:].sort().values)
+    return Split(
+        train=order[:first].sort().values, val=order[first:second].sort().values, test=order[second:].sort().values
+    )
 
 
 def _check_split(name: str, split: Split, labels: Tensor, config: DatasetConfig, report: list[str]) -> Split:
@@ -217,7 +239,9 @@ def _check_split(name: str, split: Split, labels: Tensor, config: DatasetConfig,
         report.append(f"{dropped} dropped: unlabelled, from the split")
     for part, indices in parts.items():
         if not indices.numel() and not (part == "val" and config.val_fraction == 0):
-            raise DataError(f"{name}: the {part} split is empty ({int((labels >= 0).sum())} labelled); "
-                            "change dataset.train_fraction, dataset.val_fraction or dataset.split")
+            raise DataError(
+                f"{name}: the {part} split is empty ({int((labels >= 0).sum())} labelled); "
+                "change dataset.train_fraction, dataset.val_fraction or dataset.split"
+            )
     report.append("split sizes: " + ", ".join(f"{part} {indices.numel()}" for part, indices in parts.items()))
     return Split(**parts)

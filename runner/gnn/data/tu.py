@@ -44,30 +44,42 @@ def _read_dortmund(path: Path, archive: zipfile.ZipFile, stem: str, names: list[
 
     graph_of_node, labels, edges = table("graph_indicator"), table("graph_labels"), table("A")
     if graph_of_node is None or labels is None or edges is None:
-        raise DataError(f"{path}: {stem}_graph_indicator.txt and {stem}_graph_labels.txt are needed beside {stem}_A.txt")
+        raise DataError(
+            f"{path}: {stem}_graph_indicator.txt and {stem}_graph_labels.txt are needed beside {stem}_A.txt"
+        )
     graph_of_node = graph_of_node[:, 0].astype(np.int64)
     falling = np.flatnonzero(np.diff(graph_of_node) < 0)
     if len(falling):
         raise DataError(f"{path}: {stem}_graph_indicator.txt, line {falling[0] + 2}: graph numbers must not decrease")
     num_nodes, num_graphs = len(graph_of_node), len(labels)
     if num_nodes == 0 or graph_of_node[0] < 1 or graph_of_node[-1] > num_graphs:
-        raise DataError(f"{path}: {stem}_graph_indicator.txt names graph {graph_of_node[-1:]}, there are {num_graphs} graph labels")
+        raise DataError(
+            f"{path}: {stem}_graph_indicator.txt names graph {graph_of_node[-1:]}, there are {num_graphs} graph labels"
+        )
     edges = edges.astype(np.int64).reshape(-1, 2)
     bad = np.flatnonzero(((edges < 1) | (edges > num_nodes)).any(axis=1))
     if len(bad):
-        raise DataError(f"{path}: {stem}_A.txt, line {bad[0] + 1}: edge {edges[bad[0]].tolist()} is out of range 1 … {num_nodes}")
+        raise DataError(
+            f"{path}: {stem}_A.txt, line {bad[0] + 1}: edge {edges[bad[0]].tolist()} is out of range 1 … {num_nodes}"
+        )
     tags, attributes = table("node_labels"), table("node_attributes")
     for name, values in (("node_labels", tags), ("node_attributes", attributes)):
         if values is not None and len(values) != num_nodes:
             raise DataError(f"{path}: {stem}_{name}.txt has {len(values)} lines for {num_nodes} nodes")
     unread = sorted(name for name in names if name.startswith(f"{stem}_edge_"))
     return RawGraph(
-        name=path.stem, src=torch.from_numpy(edges[:, 0] - 1), dst=torch.from_numpy(edges[:, 1] - 1), num_nodes=num_nodes,
+        name=path.stem,
+        src=torch.from_numpy(edges[:, 0] - 1),
+        dst=torch.from_numpy(edges[:, 1] - 1),
+        num_nodes=num_nodes,
         features=None if attributes is None else torch.from_numpy(attributes.astype(np.float32)),
         tags=None if tags is None else _from_zero(tags[:, 0]),
         graph_offsets=torch.from_numpy(np.searchsorted(graph_of_node, np.arange(1, num_graphs + 2))),
         graph_labels=_from_zero(labels[:, 0]),
-        notes=(f"read {num_graphs} graphs from {path.name}", *(f"left out {PurePosixPath(name).name}" for name in unread)),
+        notes=(
+            f"read {num_graphs} graphs from {path.name}",
+            *(f"left out {PurePosixPath(name).name}" for name in unread),
+        ),
     )
 
 
@@ -118,10 +130,16 @@ def _read_blocks(path: Path, archive: zipfile.ZipFile, name: str, names: list[st
     if has_attributes and len({len(row) for row in blocks.attributes}) > 1:
         raise DataError(f"{path}: {name}: nodes have different numbers of attributes")
     return RawGraph(
-        name=path.stem, src=torch.tensor(blocks.src, dtype=torch.int64), dst=torch.tensor(blocks.dst, dtype=torch.int64),
-        num_nodes=blocks.offsets[-1], features=torch.tensor(blocks.attributes) if has_attributes else None,
-        tags=_from_zero(np.array(blocks.tags)), graph_offsets=torch.tensor(blocks.offsets), graph_labels=_from_zero(np.array(blocks.labels)),
-        splits=_folds(path, archive, names, len(blocks.labels)), notes=(f"read {len(blocks.labels)} graphs from {path.name}",),
+        name=path.stem,
+        src=torch.tensor(blocks.src, dtype=torch.int64),
+        dst=torch.tensor(blocks.dst, dtype=torch.int64),
+        num_nodes=blocks.offsets[-1],
+        features=torch.tensor(blocks.attributes) if has_attributes else None,
+        tags=_from_zero(np.array(blocks.tags)),
+        graph_offsets=torch.tensor(blocks.offsets),
+        graph_labels=_from_zero(np.array(blocks.labels)),
+        splits=_folds(path, archive, names, len(blocks.labels)),
+        notes=(f"read {len(blocks.labels)} graphs from {path.name}",),
     )
 
 

@@ -53,7 +53,14 @@ def csr_torch(part: Part) -> Kernel:
     adjacency = part.adjacency
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support")
-        matrix = torch.sparse_csr_tensor(adjacency.indptr, adjacency.indices, part.values, (adjacency.num_dst, adjacency.num_src))
+        # column ids ascend within a row but repeat for duplicate edges, which torch's invariants forbid and its product takes
+        matrix = torch.sparse_csr_tensor(
+            adjacency.indptr,
+            adjacency.indices,
+            part.values,
+            (adjacency.num_dst, adjacency.num_src),
+            check_invariants=False,
+        )
     return Kernel("csr_torch", lambda x: matrix @ x, 0)
 
 

@@ -82,6 +82,8 @@ def _run_metis(graph: sparse.csr_array, num_parts: int) -> Tensor:
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])
         if done.returncode != 0:
             last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-            raise UserError(f"METIS failed with exit code {done.returncode} on {graph.shape[0]} nodes ({last[0]}); "
-                            "kernel.partition=none goes without it")
+            raise UserError(
+                f"METIS failed with exit code {done.returncode} on {graph.shape[0]} nodes ({last[0]}); "
+                "kernel.partition=none goes without it"
+            )
         return torch.from_numpy(np.load(found, allow_pickle=False).astype(np.int64))

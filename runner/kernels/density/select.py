@@ -67,7 +67,9 @@ class Candidates:
         return self.kernels[name]
 
 
-def choose(candidates: Candidates, num_features: int, num_trials: int, min_gain: float, extra: Sequence[Factory] = ()) -> Choice:
+def choose(
+    candidates: Candidates, num_features: int, num_trials: int, min_gain: float, extra: Sequence[Factory] = ()
+) -> Choice:
     """Measure and choose.
 
     Args:
@@ -85,7 +87,13 @@ def choose(candidates: Candidates, num_features: int, num_trials: int, min_gain:
     best, best_s = _fastest(whole)
     tried = {f"whole: {kernel.name}": seconds for kernel, seconds in whole}
     if candidates.intra is None or candidates.inter is None:
-        return Choice(best.run, (best.name,), tried, f"{best.name}, the fastest of {len(whole)}; the graph is not split", best.num_bytes)
+        return Choice(
+            best.run,
+            (best.name,),
+            tried,
+            f"{best.name}, the fastest of {len(whole)}; the graph is not split",
+            best.num_bytes,
+        )
     chosen = []
     for name in ("intra", "inter"):
         measured = _measure(getattr(candidates, name), candidates.of(name, extra), x, num_trials)
@@ -101,8 +109,16 @@ def choose(candidates: Candidates, num_features: int, num_trials: int, min_gain:
     tried[f"split: {split.name}"] = split_s
     gain = 1 - split_s / best_s
     if gain >= min_gain:
-        return Choice(both, (intra.name, inter.name), tried, f"split, {gain:.0%} faster than {best.name} alone", split.num_bytes)
-    return Choice(best.run, (best.name,), tried, f"{best.name} alone; the best split takes {split_s / best_s:.2f}× its time", best.num_bytes)
+        return Choice(
+            both, (intra.name, inter.name), tried, f"split, {gain:.0%} faster than {best.name} alone", split.num_bytes
+        )
+    return Choice(
+        best.run,
+        (best.name,),
+        tried,
+        f"{best.name} alone; the best split takes {split_s / best_s:.2f}× its time",
+        best.num_bytes,
+    )
 
 
 def _fastest(measured: list[tuple[Kernel, float]]) -> tuple[Kernel, float]:
@@ -127,7 +143,9 @@ def _sample(part: Part, x: Tensor) -> Callable[[Kernel], None]:
     """Return a check of a kernel's product on sampled rows against fp64; the first run also warms the kernel up."""
     generator = np.random.default_rng(0)
     num_rows = part.adjacency.num_dst
-    rows = np.unique(generator.integers(0, num_rows, _SAMPLED_ROWS)) if num_rows > _SAMPLED_ROWS else np.arange(num_rows)
+    rows = (
+        np.unique(generator.integers(0, num_rows, _SAMPLED_ROWS)) if num_rows > _SAMPLED_ROWS else np.arange(num_rows)
+    )
     matrix = part.adjacency.to_scipy().astype(np.float64)
     matrix.data = part.values.double().numpy()
     picked, dense = matrix[rows], x.double().numpy()
@@ -136,10 +154,14 @@ def _sample(part: Part, x: Tensor) -> Callable[[Kernel], None]:
     def check(kernel: Kernel) -> None:
         found = kernel.run(x)
         if tuple(found.shape) != (num_rows, x.shape[1]):
-            raise VerificationError(f"kernel {kernel.name} returned shape {list(found.shape)} for {[num_rows, x.shape[1]]}")
+            raise VerificationError(
+                f"kernel {kernel.name} returned shape {list(found.shape)} for {[num_rows, x.shape[1]]}"
+            )
         error = np.abs(found[torch.from_numpy(rows)].double().numpy() - expected)
         if not (error <= _TOLERANCE * scale + 1e-30).all():
             worst = np.unravel_index(int(np.argmax(error - _TOLERANCE * scale)), error.shape)
-            raise VerificationError(f"kernel {kernel.name} is wrong at row {rows[worst[0]]}, column {worst[1]}: off by {error[worst]:.2e}")
+            raise VerificationError(
+                f"kernel {kernel.name} is wrong at row {rows[worst[0]]}, column {worst[1]}: off by {error[worst]:.2e}"
+            )
 
     return check

@@ -11,6 +11,7 @@ Source: AdaptGear (arXiv 2305.17408), whose idea this is; the selection rule is 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,12 +47,16 @@ class DensityAdaptive:
             UserError: where the model has no sum or mean with fixed scalar weights, or has message passing of another kind.
         """
         watch = Stopwatch()
-        graphs: dict[bool, OpGraph] = {training: watch.measure("capture", lambda mode=training: program.capture(mode)) for training in (True, False)}
+        graphs = {training: watch.measure("capture", partial(program.capture, training)) for training in (True, False)}
         for graph in graphs.values():
             _require_spmm(graph)
-        parts: Partition = watch.measure("partition", lambda: partition(program.adjacency, self.partition, self.block_size))
+        parts: Partition = watch.measure(
+            "partition", lambda: partition(program.adjacency, self.partition, self.block_size)
+        )
         plans = _Plans(self, program, parts, watch)
-        lowered = {training: Executable(graph, plans.lower, plans.constants(graph)) for training, graph in graphs.items()}
+        lowered = {
+            training: Executable(graph, plans.lower, plans.constants(graph)) for training, graph in graphs.items()
+        }
         return PreparedDensity(graphs, lowered, plans, watch.seconds)
 
 
@@ -79,7 +84,9 @@ def spmm_reason(graph: OpGraph, op: Op) -> str | None:
 def _require_spmm(graph: OpGraph) -> None:
     reasons = [reason for op in graph.ops if (reason := spmm_reason(graph, op))]
     if reasons:
-        raise UserError(f"density_adaptive is for sums and means with fixed scalar weights: {reasons[0]}; use kernel=baseline")
+        raise UserError(
+            f"density_adaptive is for sums and means with fixed scalar weights: {reasons[0]}; use kernel=baseline"
+        )
     if not any(isinstance(op, Aggregate) for op in graph.ops):
         raise UserError("density_adaptive found no message passing in the model; use kernel=baseline")
 
@@ -112,7 +119,10 @@ class _Plans:
 
     def constants(self, graph: OpGraph) -> dict[int, Tensor]:
         """The graph's constants, those with a row a node renumbered."""
-        return {index: tensor[self.order] if graph.values[index].space == "node" else tensor for index, tensor in graph.constants.items()}
+        return {
+            index: tensor[self.order] if graph.values[index].space == "node" else tensor
+            for index, tensor in graph.constants.items()
+        }
 
     def lower(self, graph: OpGraph, op: Op) -> Kernel | None:
         """Return the kernel of an op that this strategy has one for."""
@@ -159,9 +169,9 @@ class _Plans:
     def _matrix(self, weight: Tensor | None) -> _Matrix:
         if weight is not None and bool((weight == 1).all()):
             weight = None  # ones, as APPNP's undropped edges: the same matrix as an unweighted sum
-        for key, kept in enumerate(self._weights):
+        for known, kept in enumerate(self._weights):
             if weight is not None and torch.equal(kept.flatten(), weight.flatten()):
-                return self._matrices[key]
+                return self._matrices[known]
         key = None if weight is None else len(self._weights)
         if key is not None:
             assert weight is not None
@@ -184,7 +194,9 @@ class _Plans:
         inside = block[adjacency.rows] == block[adjacency.indices]
         intra, inter = adjacency.select(inside), adjacency.select(~inside)
         assert intra.num_edges + inter.num_edges == adjacency.num_edges
-        return Candidates(whole, Part(intra, intra.values(weight), self.parts.part_ptr), Part(inter, inter.values(weight)))
+        return Candidates(
+            whole, Part(intra, intra.values(weight), self.parts.part_ptr), Part(inter, inter.values(weight))
+        )
 
     def _choose(self, matrix: _Matrix, width: int, direction: str) -> Choice:
         if direction == "backward" and matrix.is_symmetric:
@@ -192,25 +204,40 @@ class _Plans:
         if (width, direction) not in matrix.choices:
             candidates = matrix.forward if direction == "forward" else matrix.backward
             options = self.options
-            matrix.choices[width, direction] = self.watch.measure("select", lambda: choose(
-                candidates, width, options.num_trials, options.min_gain, self.program.library_kernels))
+            matrix.choices[width, direction] = self.watch.measure(
+                "select",
+                lambda: choose(candidates, width, options.num_trials, options.min_gain, self.program.library_kernels),
+            )
         return matrix.choices[width, direction]
 
     def all_choices(self) -> list[dict[str, Any]]:
         """A record for each matrix, width and direction."""
-        return [{"weighted": key is not None, "num_features": width, "direction": direction + (" (symmetric: both)" if matrix.is_symmetric else ""),
-                 "kernels": list(choice.names), "reason": choice.reason, "tried_s": choice.tried}
-                for key, matrix in self._matrices.items() for (width, direction), choice in matrix.choices.items()]
+        return [
+            {
+                "weighted": key is not None,
+                "num_features": width,
+                "direction": direction + (" (symmetric: both)" if matrix.is_symmetric else ""),
+                "kernels": list(choice.names),
+                "reason": choice.reason,
+                "tried_s": choice.tried,
+            }
+            for key, matrix in self._matrices.items()
+            for (width, direction), choice in matrix.choices.items()
+        ]
 
     def resident_bytes(self) -> int:
         """Memory of the renumbered graph, its parts and formats."""
-        total = num_bytes([self.order, self.rank, self.adjacency.indptr, self.adjacency.indices, self.adjacency.edge_ids])
+        total = num_bytes(
+            [self.order, self.rank, self.adjacency.indptr, self.adjacency.indices, self.adjacency.edge_ids]
+        )
         for matrix in self._matrices.values():
             total += sum(choice.num_bytes for choice in matrix.choices.values())
             for candidates in {id(side): side for side in (matrix.forward, matrix.backward)}.values():
                 for part in (candidates.whole, candidates.intra, candidates.inter):
                     if part is not None:
-                        total += num_bytes([part.adjacency.indptr, part.adjacency.indices, part.adjacency.edge_ids, part.values])
+                        total += num_bytes(
+                            [part.adjacency.indptr, part.adjacency.indices, part.adjacency.edge_ids, part.values]
+                        )
         return total
 
 
@@ -253,13 +280,23 @@ class PreparedDensity:
 
     name = "density_adaptive"
 
-    def __init__(self, graphs: dict[bool, OpGraph], lowered: dict[bool, Executable], plans: _Plans, preprocess_s: dict[str, float]) -> None:
+    def __init__(
+        self,
+        graphs: dict[bool, OpGraph],
+        lowered: dict[bool, Executable],
+        plans: _Plans,
+        preprocess_s: dict[str, float],
+    ) -> None:
         self._graphs, self._lowered, self._plans, self.preprocess_s = graphs, lowered, plans, preprocess_s
         self.resident_bytes = plans.resident_bytes()
         sizes = plans.parts.part_ptr.diff().float()
         self.report: dict[str, Any] = {
-            "num_parts": int(sizes.numel()), "mean_part_size": float(sizes.mean()), "intra_fraction": plans.intra_fraction,
-            "intra_density": float(plans.is_intra.sum() / (sizes * sizes).sum()), "split": plans.is_split, "choices": plans.all_choices(),
+            "num_parts": int(sizes.numel()),
+            "mean_part_size": float(sizes.mean()),
+            "intra_fraction": plans.intra_fraction,
+            "intra_density": float(plans.is_intra.sum() / (sizes * sizes).sum()),
+            "split": plans.is_split,
+            "choices": plans.all_choices(),
         }
 
     def __call__(self, features: Tensor, training: bool) -> Tensor:
@@ -280,9 +317,17 @@ class PreparedDensity:
     def explain(self) -> str:
         report = self.report
         lines = ["op graph in training:", str(self._graphs[True]), ""]
-        lines.append(f"{report['num_parts']} communities of {report['mean_part_size']:.1f} nodes, {report['intra_fraction']:.1%} of the edges inside, "
-                     f"density there {report['intra_density']:.3g}" + ("" if report["split"] else "; not split: too few edges inside, or all"))
+        lines.append(
+            f"{report['num_parts']} communities of {report['mean_part_size']:.1f} nodes, "
+            f"{report['intra_fraction']:.1%} of the edges inside, density there {report['intra_density']:.3g}"
+            + ("" if report["split"] else "; not split: too few edges inside, or all")
+        )
         for choice in report["choices"]:
-            lines.append(f"width {choice['num_features']}, {choice['direction']}{', weighted' if choice['weighted'] else ''}: {choice['reason']}")
-            lines += [f"    {name:32} {format_seconds(seconds)}" for name, seconds in sorted(choice["tried_s"].items(), key=lambda pair: pair[1])]
+            lines.append(
+                f"width {choice['num_features']}, {choice['direction']}{', weighted' if choice['weighted'] else ''}: {choice['reason']}"
+            )
+            lines += [
+                f"    {name:32} {format_seconds(seconds)}"
+                for name, seconds in sorted(choice["tried_s"].items(), key=lambda pair: pair[1])
+            ]
         return "\n".join(lines)
