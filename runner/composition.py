@@ -96,11 +96,16 @@ def _explain_missing(error: MissingConfigException) -> ConfigError:
 
 def _bad_key(cause: BaseException | None, text: str) -> str | None:
     """The dotted name of a key that the schema has not, out of OmegaConf's error or Hydra's wording; None for other errors."""
-    named = re.search(r"Key '([^']+)' (?:is not in struct|not in ')", f"{cause or ''} {text}")
+    named = re.search(r"Key '([^']+)' (?:is not in struct|not in '(\w+)')", f"{cause or ''} {text}")
     if named is None:
         return None
     overridden = re.search(r"Could not override '([^']+)'", text)
-    return getattr(cause, "full_key", None) or (overridden.group(1) if overridden else named.group(1))
+    full_key = getattr(cause, "full_key", None) or (overridden.group(1) if overridden else named.group(1))
+    group = _GROUP_OF_TYPE.get(named.group(2) or "")  # a YAML file's key comes without its group, but with the type that it isn't in
+    return f"{group}.{full_key}" if group and "." not in full_key else str(full_key)
+
+
+_GROUP_OF_TYPE = {type(getattr(schema.Config(), item.name)).__name__: item.name for item in schema.dataclasses.fields(schema.Config)}
 
 
 def _in_file(text: str) -> str:

@@ -92,16 +92,19 @@ class Adjacency:
         """Return float [E] in the order of the entries: ones, or a weight per edge in the order of the edge ids."""
         return torch.ones(self.num_edges) if edge_weight is None else edge_weight.reshape(-1)[self.edge_ids]
 
-    def to_scipy(self, edge_weight: Tensor | None = None) -> sparse.csr_array:
-        """Return the N × M matrix; duplicate entries stay separate."""
-        data = self.values(edge_weight).numpy()
-        return sparse.csr_array((data, self.indices.numpy(), self.indptr.numpy()), shape=(self.num_dst, self.num_src))
+    def matrix(self, values: Tensor) -> sparse.csr_array:
+        """Return the N × M matrix with ``values`` (float [E], in the order of the entries); duplicate entries stay separate.
+
+        The index arrays are copies: scipy sums duplicates in place, in ``abs`` and ``astype`` too.
+        """
+        parts = (values.numpy(), self.indices.numpy().copy(), self.indptr.numpy().copy())
+        return sparse.csr_array(parts, shape=(self.num_dst, self.num_src))
 
     def is_symmetric(self, edge_weight: Tensor | None = None) -> bool:
         """Whether A equals its transpose in structure and values, duplicates summed; not so for a bipartite graph."""
         if self.num_src != self.num_dst:
             return False
-        matrix = self.to_scipy(edge_weight)
+        matrix = self.matrix(self.values(edge_weight).clone())
         matrix.sum_duplicates()
         turned = matrix.T.tocsr()
         turned.sort_indices()

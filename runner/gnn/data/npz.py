@@ -13,6 +13,7 @@ features              [N, F] float32           dense features
 features_data,        [nnz], [nnz],            sparse features (CSR) instead of dense ones
   _indices, _indptr,    [N + 1], [2]
   _shape
+tags                  [N] int64                small categorical node labels
 labels                [N] int64                classes 0 … C-1, -1 unlabelled
 train, val, test      [n] int64                node indices of the split (train_0, val_0, … for several)
 node_ids              [N] int64 or str         the nodes' own names
@@ -67,7 +68,7 @@ def write_npz(path: Path, graph: RawGraph) -> None:
         "dst": graph.dst.numpy(),
         "num_nodes": np.array(graph.num_nodes),
     }
-    for name in ("edge_weight", "labels", "graph_offsets", "graph_labels"):
+    for name in ("edge_weight", "tags", "labels", "graph_offsets", "graph_labels"):
         tensor = getattr(graph, name)
         if tensor is not None:
             arrays[name] = tensor.numpy()
@@ -167,6 +168,7 @@ def _read_own(arrays: _Arrays) -> RawGraph:
         features=features,
         labels=_labels(arrays, "labels", num_nodes, "node") if "labels" in arrays else None,
         splits=tuple(_index_split(arrays, f"train{end}", f"val{end}", f"test{end}", num_items) for end in suffixes),
+        tags=torch.from_numpy(arrays.ints("tags")) if "tags" in arrays else None,
         graph_offsets=offsets,
         graph_labels=graph_labels,
         node_ids=arrays.get("node_ids"),

@@ -19,7 +19,8 @@ from runner.schema import DatasetConfig
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-_MAX_ROUNDS = 64  # a graph close to complete runs out of free pairs; after so many draws it is what it is
+_MAX_ROUNDS = 64  # a graph close to complete runs out of free pairs
+_MAX_COMPLETE = 2000  # nodes; up to here all pairs can be listed, beyond, a graph that dense is left a few edges short
 
 
 def generate(config: DatasetConfig) -> RawGraph:
@@ -84,7 +85,15 @@ def _draw_pairs(
         u, v = order[first], order[second]
         fresh = (np.minimum(u, v) * num_nodes + np.maximum(u, v))[u != v]
         codes = np.concatenate([codes, np.setdiff1d(fresh, codes)])
+    if len(codes) < wanted and num_nodes <= _MAX_COMPLETE:
+        codes = np.concatenate([codes, _draw_rest(rng, codes, num_nodes, wanted - len(codes))])
     return np.stack([codes // num_nodes, codes % num_nodes], axis=1)
+
+
+def _draw_rest(rng: np.random.Generator, taken: Ints, num_nodes: int, count: int) -> Ints:
+    """Draw from the pairs that are still free, all alike: in a small, nearly complete graph the weighted draws don't find them."""
+    u, v = np.triu_indices(num_nodes, k=1)
+    return rng.choice(np.setdiff1d(u * num_nodes + v, taken), count, replace=False)
 
 
 def _pick(rng: np.random.Generator, cumulative: Floats, low: Floats | float, high: Floats | float, count: int) -> Ints:

@@ -117,16 +117,13 @@ def _features(raw: RawGraph, edges: _Edges, config: DatasetConfig, report: list[
         return _one_hot(degree, _DEGREE_COLUMNS)
     if kind == "tags" and raw.tags is None:
         raise DataError(f"{raw.name}: no node tags are stored; use dataset.features=degree or random:WIDTH")
-    if kind == "tags" or (config.task == "graph" and raw.tags is not None):
-        assert raw.tags is not None
+    if raw.tags is not None and (kind == "tags" or config.task == "graph"):
         tags = _one_hot(raw.tags, int(raw.tags.max()) + 1)
-        report.append(
-            f"features: one-hot node tags, {tags.shape[1]} kinds"
-            + ("" if raw.features is None else ", then the file's")
-        )
-        if raw.features is None:
+        joined = None if kind == "tags" else raw.features
+        report.append(f"features: one-hot node tags, {tags.shape[1]} kinds" + ("" if joined is None else ", then the file's"))
+        if joined is None:
             return tags
-        given = raw.features.numpy() if isinstance(raw.features, Tensor) else raw.features.toarray()
+        given = joined.numpy() if isinstance(joined, Tensor) else joined.toarray()
         return torch.from_numpy(np.concatenate([tags.toarray(), given], axis=1).astype(np.float32))
     if raw.features is None:
         raise DataError(f"{raw.name}: no features are stored; use dataset.features=degree or random:WIDTH")

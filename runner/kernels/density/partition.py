@@ -65,7 +65,7 @@ def partition(adjacency: Adjacency, method: str, block_size: int) -> Partition:
 
 def simple_copy(adjacency: Adjacency) -> sparse.csr_array:
     """Return the pattern of A + Aᵀ without loops and duplicates: what METIS can take."""
-    pattern = adjacency.to_scipy()
+    pattern = adjacency.matrix(adjacency.values(None))
     both = (pattern + pattern.T).tocsr()
     both.sum_duplicates()
     both.setdiag(0)

@@ -146,10 +146,9 @@ def _sample(part: Part, x: Tensor) -> Callable[[Kernel], None]:
     rows = (
         np.unique(generator.integers(0, num_rows, _SAMPLED_ROWS)) if num_rows > _SAMPLED_ROWS else np.arange(num_rows)
     )
-    matrix = part.adjacency.to_scipy().astype(np.float64)
-    matrix.data = part.values.double().numpy()
-    picked, dense = matrix[rows], x.double().numpy()
-    expected, scale = picked @ dense, abs(picked) @ abs(dense)
+    values, dense = part.values.double(), x.double().numpy()
+    expected = part.adjacency.matrix(values)[rows] @ dense
+    scale = part.adjacency.matrix(values.abs())[rows] @ np.abs(dense)
 
     def check(kernel: Kernel) -> None:
         found = kernel.run(x)

@@ -1,0 +1,174 @@
+"""Decomposition, formats, selection: against dense fp64 products, on weird graphs."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+import torch
+from graphs import WEIRD, adjacency, dense, random_edges, symmetric
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from runner.errors import UserError, VerificationError
+from runner.kernels.adjacency import Adjacency
+from runner.kernels.density import formats, select
+from runner.kernels.density.formats import Kernel, Part
+from runner.kernels.density.partition import Partition, partition, simple_copy
+
+WIDTHS = (1, 3, 16, 33)
+
+
+def split(graph: Adjacency, parts: Partition, weight: Tensor | None) -> tuple[Part, Part, Part]:
+    moved = graph.permuted(parts.order)
+    block = parts.part_of_row
+    inside = block[moved.rows] == block[moved.indices]
+    intra, inter = moved.select(inside), moved.select(~inside)
+    return (Part(moved, moved.values(weight)), Part(intra, intra.values(weight), parts.part_ptr), Part(inter, inter.values(weight)))
+
+
+def check(kernel: Kernel | None, part: Part) -> None:
+    assert kernel is not None
+    matrix = torch.from_numpy(part.adjacency.matrix(part.values).toarray()).double()
+    for width in WIDTHS:
+        x = torch.randn(part.adjacency.num_src, width)
+        assert torch.allclose(kernel.run(x).double(), matrix @ x.double(), atol=1e-5), (kernel.name, width)
+
+
+@pytest.mark.parametrize("name", WEIRD)
+@pytest.mark.parametrize("block_size", [2, 7, 64])
+@pytest.mark.parametrize("method", ["metis", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_parts_add_up_and_every_format_multiplies(name: str, block_size: int, method: str, weighted: bool) -> None:
+    edges = WEIRD[name]
+    if method == "metis" and edges[2] <= block_size and block_size != 64:
+        pytest.skip("one community: METIS isn't asked")
+    graph = adjacency(edges)
+    weight = torch.randn(graph.num_edges) if weighted else None
+    parts = partition(graph, method, block_size)
+    assert sorted(parts.order.tolist()) == list(range(edges[2]))
+    assert int(parts.part_ptr.diff().min()) >= 1
+    assert int(parts.part_ptr[-1]) == edges[2]
+    whole, intra, inter = split(graph, parts, weight)
+    total = dense(edges, weight)[parts.order][:, parts.order]
+    sides = []
+    for part in (intra, inter):
+        sides.append(torch.from_numpy(part.adjacency.matrix(part.values).toarray()).double())
+    assert torch.allclose(sides[0] + sides[1], total, atol=1e-6)
+    for part in (whole, intra, inter):
+        check(formats.csr_torch(part), part)
+        check(formats.coo_torch(part), part)
+    check(formats.dense_blocks(intra), intra)
+
+
+@settings(max_examples=40, deadline=None)
+@given(num_nodes=st.integers(1, 40), num_edges=st.integers(0, 200), block_size=st.integers(1, 50), seed=st.integers(0, 1000))
+def test_any_graph_any_block_size(num_nodes: int, num_edges: int, block_size: int, seed: int) -> None:
+    edges = random_edges(num_nodes, num_edges, seed)
+    graph = adjacency(edges)
+    _, intra, inter = split(graph, partition(graph, "none", block_size), None)
+    x = torch.randn(num_nodes, 5)
+    blocks = formats.dense_blocks(intra)
+    assert blocks is not None
+    y = blocks.run(x) + formats.coo_torch(inter).run(x)
+    assert torch.allclose(y.double(), dense(edges) @ x.double(), atol=1e-4)
+
+
+def test_communities_are_found() -> None:
+    """Four cliques of 16 with scrambled numbers come apart again."""
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
+    pairs = torch.combinations(torch.arange(16))
+    edges = torch.cat([order[pairs + 16 * k] for k in range(4)])
+    graph = adjacency(symmetric((edges[:, 0], edges[:, 1], 64)))
+    parts = partition(graph, "metis", 16)
+    _, intra, inter = split(graph, parts, None)
+    assert inter.adjacency.num_edges == 0
+    assert intra.adjacency.num_edges == graph.num_edges
+
+
+def test_metis_repeats_itself() -> None:
+    graph = adjacency(random_edges(300, 2000))
+    assert torch.equal(partition(graph, "metis", 20).order, partition(graph, "metis", 20).order)
+
+
+def test_metis_gets_a_symmetric_simple_loop_free_copy() -> None:
+    copy = simple_copy(adjacency(WEIRD["duplicates and loops"]))
+    matrix = copy.toarray() != 0
+    assert (matrix == matrix.T).all()
+    assert not matrix.diagonal().any()
+    assert copy.nnz == matrix.sum()
+
+
+def test_weights_that_cancel_do_not_hide_an_edge_from_metis() -> None:
+    assert simple_copy(adjacency((torch.tensor([0, 1]), torch.tensor([1, 0]), 2))).nnz == 2
+
+
+def test_a_crash_of_metis_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = subprocess.run
+
+    def crash(command: list[str], **options: object) -> object:
+        return real([command[0], "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"], **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(subprocess, "run", crash)
+    with pytest.raises(UserError, match=r"METIS failed with exit code -11 on 300 nodes .*kernel.partition=none"):
+        partition(adjacency(random_edges(300, 900)), "metis", 20)
+
+
+def candidates(name: str = "random symmetric") -> select.Candidates:
+    graph = adjacency(WEIRD[name])
+    whole, intra, inter = split(graph, partition(graph, "none", 8), None)
+    return select.Candidates(whole, intra, inter)
+
+
+def broken(change: Callable[[Tensor], Tensor]) -> select.Factory:
+    def factory(part: Part) -> Kernel:
+        right = formats.coo_torch(part)
+        return Kernel("broken", lambda x: change(right.run(x)), 0)
+
+    return factory
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda y: y + 1e-3, lambda y: y[:, :-1], lambda y: y * float("nan"), lambda y: torch.cat([y[:-1], y[-1:] * 1.01])],
+    ids=["offset", "shape", "nan", "last row"],
+)
+def test_a_wrong_kernel_is_caught_before_it_is_timed(change: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(VerificationError, match="broken"):
+        select.choose(candidates(), 4, 3, 0.03, extra=[broken(change)])
+
+
+def test_the_fastest_wins_and_all_that_was_tried_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that sleep stand for slow ones; the clock is ours, so nothing depends on the machine."""
+    now = [0.0]
+    monkeypatch.setattr(select.time, "perf_counter", lambda: now[0])
+
+    def timed(name: str, seconds: float) -> select.Factory:
+        def factory(part: Part) -> Kernel:
+            right = formats.coo_torch(part)
+
+            def run(x: Tensor) -> Tensor:
+                now[0] += seconds
+                return right.run(x)
+
+            return Kernel(name, run, 0)
+
+        return factory
+
+    monkeypatch.setattr(select, "csr_torch", timed("slow", 3.0))
+    monkeypatch.setattr(select, "coo_torch", timed("middle", 2.0))
+    monkeypatch.setattr(select, "dense_blocks", timed("quick", 0.1))
+    choice = select.choose(candidates(), 4, 3, 0.03)
+    assert choice.names == ("quick", "middle")
+    assert choice.tried["split: quick + middle"] == pytest.approx(2.1)
+    assert choice.tried["whole: slow"] == pytest.approx(3.0)
+    refused = select.choose(candidates(), 4, 3, 0.31)
+    assert refused.names == ("slow",), "a gain of 30 % is not the 31 % asked for"
+
+
+def test_an_unsplit_graph_has_whole_kernels_only() -> None:
+    graph = adjacency(WEIRD["hub"])
+    choice = select.choose(select.Candidates(Part(graph, graph.values(None)), None, None), 4, 3, 0.03)
+    assert choice.names == ("csr_torch",)
