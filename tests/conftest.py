@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-os.environ["WANDB_MODE"] = ""  # a developer's own setting must not leak into what is tested
-os.environ.pop("WANDB_API_KEY", None)
+for name in ("WANDB_MODE", "WANDB_API_KEY", "GEARSAIL_MODEL_PACKAGES"):
+    os.environ.pop(name, None)  # a developer's own setting must not leak into what is tested
 ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("GEARSAIL_TEST_DATA", ROOT.parent / "shared" / "data"))
 
@@ -79,6 +79,8 @@ def cli(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*arguments: str, module: str = "runner", **environment: str) -> subprocess.CompletedProcess[str]:
         variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
         command = [sys.executable, "-m", module, *arguments]
-        return subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=200, check=False)
+        return subprocess.run(
+            command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=200, check=False
+        )
 
     return run

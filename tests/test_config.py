@@ -154,8 +154,17 @@ def test_options_without_effect_are_refused_for_every_model() -> None:
     default = schema.ModelConfig()
     for option, models in schema._MODEL_OPTIONS.items():
         value = getattr(default, option)
-        changed = {bool: not value, int: 3, float: 0.25}.get(type(value), {"aggregator": "pool", "norm": "layer", "readout": "mean",
-                                                                         "activation": "elu", "target": "a:B", "kwargs": {"a": 1}}.get(option))
+        changed = {bool: not value, int: 3, float: 0.25}.get(
+            type(value),
+            {
+                "aggregator": "pool",
+                "norm": "layer",
+                "readout": "mean",
+                "activation": "elu",
+                "target": "a:B",
+                "kwargs": {"a": 1},
+            }.get(option),
+        )
         for model in set(schema.MODELS) - set(models) - {"custom"}:
             config = schema.Config(model=dataclasses.replace(default, name=model, **{option: changed}))
             with pytest.raises(ConfigError, match="has no effect"):

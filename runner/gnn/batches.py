@@ -128,13 +128,13 @@ class GraphBatches:
     def evaluate(self, parts: tuple[str, ...]) -> dict[str, tuple[Tensor, Tensor]]:
         found = {}
         for part in parts:
+            if not getattr(self._split, part).numel():
+                continue
             if part not in self._kept:
                 self._kept[part] = [
                     self._collate(graphs) for graphs in getattr(self._split, part).split(8 * self._batch_size)
                 ]
             batches = self._kept[part]
-            if not batches:
-                continue
             logits = [self._module(batch, features) for batch, features, _ in batches]
             found[part] = (torch.cat(logits), torch.cat([labels for _, _, labels in batches]))
         return found

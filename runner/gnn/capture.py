@@ -8,7 +8,6 @@ and is refused by that.
 
 from __future__ import annotations
 
-import copy
 import functools
 import sys
 from collections.abc import Callable, Iterator
@@ -153,11 +152,8 @@ class _Recorder(TorchFunctionMode):
         known = self._live.get(id(tensor)) or self._constant_refs.get(id(tensor))
         if known is not None:
             return known
-        if id(tensor) not in self._fixed and tensor.grad_fn is not None:
-            raise CaptureError(
-                f"{_where()}: uses a tensor of shape {list(tensor.shape)} that was computed from features or weights where "
-                "it can't be recorded (message passing on a graph made inside forward, or a custom autograd function)"
-            )
+        if tensor.grad_fn is not None:
+            raise self._out_of_sight(tensor)
         ref = Ref(len(self._ops.values))
         self._ops.values.append(Value(self._fixed.get(id(tensor), "dense"), tuple(tensor.shape), tensor.dtype))
         self._ops.constants[ref.index] = tensor.detach()
@@ -166,9 +162,12 @@ class _Recorder(TorchFunctionMode):
         return ref
 
     def _is_live(self, tensors: list[Tensor]) -> bool:
-        return any(
-            id(tensor) in self._live or (id(tensor) not in self._fixed and tensor.grad_fn is not None)
-            for tensor in tensors
+        return any(id(tensor) in self._live or tensor.grad_fn is not None for tensor in tensors)
+
+    def _out_of_sight(self, tensor: Tensor) -> CaptureError:
+        return CaptureError(
+            f"{_where()}: uses a tensor of shape {list(tensor.shape)} that was computed from features or weights where it can't be "
+            "recorded (message passing on a graph made inside forward, or a custom autograd function)"
         )
 
     def _space_of(self, tensor: Tensor) -> Space:
@@ -276,7 +275,7 @@ class _Recorder(TorchFunctionMode):
         make: Callable[[tuple[Ref, ...], tuple[Operand, ...], str], Op],
     ) -> None:
         for tensor, target in zip(tensors, targets, strict=True):
-            if id(tensor) not in self._live and id(tensor) not in self._fixed and tensor.grad_fn is None:
+            if id(tensor) not in self._fixed and tensor.grad_fn is None:
                 self._fix(tensor, "edge" if target == "e" else "node")
         if not self._is_live(tensors):
             self._fix(result, space)
@@ -340,6 +339,8 @@ class _Recorder(TorchFunctionMode):
 
     def finish(self, output: Any) -> OpGraph:
         """Close the op graph: ops that the output does not need are dropped, except those that update a buffer."""
+        if isinstance(output, Tensor) and id(output) not in self._live and output.grad_fn is not None:
+            raise self._out_of_sight(output)
         if not isinstance(output, Tensor) or id(output) not in self._live:
             raise CaptureError(
                 "forward must return one tensor that depends on the features or weights, "
@@ -387,7 +388,7 @@ def _message_parts(graph: Any, message: Any) -> tuple[str, list[Tensor], list[Ta
 
 
 def _recording_graph(graph: Any, recorder: _Recorder) -> Any:
-    """A twin of the graph that shares its frames. The class is made for each capture, since DGL derives graphs of the same class."""
+    """A twin of the graph with frames of its own. The class is made for each capture, since DGL derives graphs of the same class."""
     dgl = import_dgl()
 
     class RecordingGraph(dgl.DGLGraph):  # type: ignore[name-defined]
@@ -417,7 +418,7 @@ def _recording_graph(graph: Any, recorder: _Recorder) -> Any:
         def out_degrees(self, *args: Any, **kwargs: Any) -> Any:
             return recorder.degrees(super().out_degrees(*args, **kwargs))
 
-    twin = copy.copy(graph)
+    twin = graph.local_var()
     twin.__class__ = RecordingGraph
     return twin
 

@@ -15,7 +15,9 @@ def test_equals_the_dense_matrix(name: str) -> None:
     edges = WEIRD[name]
     graph, matrix = adjacency(edges), dense(edges)
     assert torch.equal(torch.from_numpy(graph.matrix(graph.values(None)).toarray()).double(), matrix)
-    assert torch.equal(torch.from_numpy(graph.transposed.matrix(graph.transposed.values(None)).toarray()).double(), matrix.T)
+    assert torch.equal(
+        torch.from_numpy(graph.transposed.matrix(graph.transposed.values(None)).toarray()).double(), matrix.T
+    )
     assert torch.equal(graph.in_degrees.double(), matrix.sum(1))
     assert torch.equal(graph.out_degrees.double(), matrix.sum(0))
     assert graph.is_symmetric() == torch.equal(matrix, matrix.T)

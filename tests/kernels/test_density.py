@@ -26,7 +26,11 @@ def split(graph: Adjacency, parts: Partition, weight: Tensor | None) -> tuple[Pa
     block = parts.part_of_row
     inside = block[moved.rows] == block[moved.indices]
     intra, inter = moved.select(inside), moved.select(~inside)
-    return (Part(moved, moved.values(weight)), Part(intra, intra.values(weight), parts.part_ptr), Part(inter, inter.values(weight)))
+    return (
+        Part(moved, moved.values(weight)),
+        Part(intra, intra.values(weight), parts.part_ptr),
+        Part(inter, inter.values(weight)),
+    )
 
 
 def check(kernel: Kernel | None, part: Part) -> None:
@@ -64,7 +68,12 @@ def test_parts_add_up_and_every_format_multiplies(name: str, block_size: int, me
 
 
 @settings(max_examples=40, deadline=None)
-@given(num_nodes=st.integers(1, 40), num_edges=st.integers(0, 200), block_size=st.integers(1, 50), seed=st.integers(0, 1000))
+@given(
+    num_nodes=st.integers(1, 40),
+    num_edges=st.integers(0, 200),
+    block_size=st.integers(1, 50),
+    seed=st.integers(0, 1000),
+)
 def test_any_graph_any_block_size(num_nodes: int, num_edges: int, block_size: int, seed: int) -> None:
     edges = random_edges(num_nodes, num_edges, seed)
     graph = adjacency(edges)

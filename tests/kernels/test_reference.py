@@ -52,7 +52,9 @@ def test_edge_softmax_equals_dgl(name: str) -> None:
         ours = reference.edge_softmax(adjacency(WEIRD[name]), logits, norm_by)
         theirs = dgl.ops.edge_softmax(graph, logits, norm_by=norm_by)
         assert torch.allclose(ours, theirs, atol=1e-12)
-        for mine, other in zip(torch.autograd.grad(ours.sin().sum(), logits), torch.autograd.grad(theirs.sin().sum(), logits), strict=True):
+        for mine, other in zip(
+            torch.autograd.grad(ours.sin().sum(), logits), torch.autograd.grad(theirs.sin().sum(), logits), strict=True
+        ):
             assert torch.allclose(mine, other, atol=1e-12)
 
 

@@ -13,7 +13,9 @@ from runner.kernels.verify import Answer, answer, compare, relative_difference, 
 
 
 def reference() -> Answer:
-    return Answer(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), 0.5, {"w": torch.tensor([1.0, -2.0]), "b": torch.tensor([0.0])})
+    return Answer(
+        torch.tensor([[1.0, 2.0], [3.0, 4.0]]), 0.5, {"w": torch.tensor([1.0, -2.0]), "b": torch.tensor([0.0])}
+    )
 
 
 def changed(output: Callable[[Tensor], Tensor] = lambda y: y, loss: float = 0.5, **gradients: Tensor) -> Answer:
@@ -34,7 +36,17 @@ def changed(output: Callable[[Tensor], Tensor] = lambda y: y, loss: float = 0.5,
         changed(b=torch.tensor([0.1])),
         changed(w=torch.tensor([float("nan"), -2.0])),
     ],
-    ids=["output", "nan", "shape", "loss", "nan loss", "gradient", "missing gradient", "gradient of zero", "nan gradient"],
+    ids=[
+        "output",
+        "nan",
+        "shape",
+        "loss",
+        "nan loss",
+        "gradient",
+        "missing gradient",
+        "gradient of zero",
+        "nan gradient",
+    ],
 )
 def test_a_wrong_answer_is_refused_with_the_ops_name(wrong: Answer) -> None:
     with pytest.raises(VerificationError, match="fast differs from baseline at 'matmul'"):

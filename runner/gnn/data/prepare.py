@@ -120,7 +120,9 @@ def _features(raw: RawGraph, edges: _Edges, config: DatasetConfig, report: list[
     if raw.tags is not None and (kind == "tags" or config.task == "graph"):
         tags = _one_hot(raw.tags, int(raw.tags.max()) + 1)
         joined = None if kind == "tags" else raw.features
-        report.append(f"features: one-hot node tags, {tags.shape[1]} kinds" + ("" if joined is None else ", then the file's"))
+        report.append(
+            f"features: one-hot node tags, {tags.shape[1]} kinds" + ("" if joined is None else ", then the file's")
+        )
         if joined is None:
             return tags
         given = joined.numpy() if isinstance(joined, Tensor) else joined.toarray()

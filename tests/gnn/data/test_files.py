@@ -35,8 +35,21 @@ def npz(path: Path, **arrays: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("text", ["0 1\n1 2\n", "0\t1\n1\t2\n", "0,1\n1,2\n", "0;1\n1;2\n", "src,dst\n0,1\n1,2\n", "0, 1\n1, 2",
-                                  "# c\n\n0 1\n# c\n1 2\n\n", "% c\r\n0 1\r\n1 2\r\n", "0 1 {}\n1 2 {}\n", "  0   1\n  1   2\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0 1\n1 2\n",
+        "0\t1\n1\t2\n",
+        "0,1\n1,2\n",
+        "0;1\n1;2\n",
+        "src,dst\n0,1\n1,2\n",
+        "0, 1\n1, 2",
+        "# c\n\n0 1\n# c\n1 2\n\n",
+        "% c\r\n0 1\r\n1 2\r\n",
+        "0 1 {}\n1 2 {}\n",
+        "  0   1\n  1   2\n",
+    ],
+)
 def test_edge_list_layouts(tmp_path: Path, text: str) -> None:
     graph = load_file(write(tmp_path / "g.txt", text))
     assert edges(graph) == [(0, 1), (1, 2)]
@@ -95,9 +108,17 @@ def full_graph() -> RawGraph:
     features = sparse.csr_array(np.array([[0, 1, 0], [2, 0, 0], [0, 0, 0], [0, 0, 3]], np.float32))
     index = torch.arange(4)
     return RawGraph(
-        name="full", src=torch.tensor([0, 1, 1, 3]), dst=torch.tensor([1, 2, 2, 3]), num_nodes=4,
-        edge_weight=torch.tensor([0.5, 1.0, -2.0, 3.0]), features=features, labels=torch.tensor([0, 1, -1, 2]),
-        splits=(Split(train=index[:1], val=index[1:2], test=index[3:]), Split(train=index[3:], val=index[1:2], test=index[:1])),
+        name="full",
+        src=torch.tensor([0, 1, 1, 3]),
+        dst=torch.tensor([1, 2, 2, 3]),
+        num_nodes=4,
+        edge_weight=torch.tensor([0.5, 1.0, -2.0, 3.0]),
+        features=features,
+        labels=torch.tensor([0, 1, -1, 2]),
+        splits=(
+            Split(train=index[:1], val=index[1:2], test=index[3:]),
+            Split(train=index[3:], val=index[1:2], test=index[:1]),
+        ),
         node_ids=np.array(["a", "b", "c", "d"], dtype=object),
     )
 
@@ -117,8 +138,16 @@ def test_own_npz_round_trip(tmp_path: Path) -> None:
 
 
 def test_own_npz_round_trip_of_a_set(tmp_path: Path) -> None:
-    graph = RawGraph(name="set", src=torch.tensor([0, 2]), dst=torch.tensor([1, 3]), num_nodes=4, features=torch.rand(4, 2),
-                     graph_offsets=torch.tensor([0, 2, 4]), graph_labels=torch.tensor([1, 0]), tags=torch.tensor([0, 1, 1, 2]))
+    graph = RawGraph(
+        name="set",
+        src=torch.tensor([0, 2]),
+        dst=torch.tensor([1, 3]),
+        num_nodes=4,
+        features=torch.rand(4, 2),
+        graph_offsets=torch.tensor([0, 2, 4]),
+        graph_labels=torch.tensor([1, 0]),
+        tags=torch.tensor([0, 1, 1, 2]),
+    )
     write_npz(tmp_path / "g.npz", graph)
     again = load_file(tmp_path / "g.npz")
     for name in ("features", "graph_offsets", "graph_labels", "tags"):
@@ -288,9 +317,16 @@ def test_real_tu_sets_have_ten_folds(data_root: Path, name: str, num_graphs: int
         assert sorted(torch.cat([split.train, split.test]).tolist()) == list(range(num_graphs))
 
 
-@pytest.mark.parametrize("name", ["dd_union.npz", "minesweeper.npz", "soc-epinions.txt", "p2p-Gnutella31.mtx", "amazon_co_buy_photo.npz"])
+@pytest.mark.parametrize(
+    "name", ["dd_union.npz", "minesweeper.npz", "soc-epinions.txt", "p2p-Gnutella31.mtx", "amazon_co_buy_photo.npz"]
+)
 def test_real_graphs_have_the_sizes_that_their_source_states(graphs_root: Path, name: str) -> None:
-    sizes = {"dd_union.npz": (334925, 1686092), "minesweeper.npz": (10000, 78804), "soc-epinions.txt": (26588, 100120),
-             "p2p-Gnutella31.mtx": (62586, 147892), "amazon_co_buy_photo.npz": (7650, 143663)}
+    sizes = {
+        "dd_union.npz": (334925, 1686092),
+        "minesweeper.npz": (10000, 78804),
+        "soc-epinions.txt": (26588, 100120),
+        "p2p-Gnutella31.mtx": (62586, 147892),
+        "amazon_co_buy_photo.npz": (7650, 143663),
+    }
     graph = load_file(graphs_root / name)
     assert (graph.num_nodes, graph.num_edges) == sizes[name]

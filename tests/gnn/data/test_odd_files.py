@@ -65,7 +65,10 @@ def test_pattern_symmetric(odd: Path) -> None:
 def test_duplicates_and_loops(odd: Path) -> None:
     raw = load_file(odd / "duplicates_and_loops.txt")
     assert (raw.num_nodes, raw.num_edges) == (3, 6)
-    merged = prepare(raw, DatasetConfig(merge_duplicates=True, features="degree", labels="degree:2", split="random", train_fraction=0.4))
+    merged = prepare(
+        raw,
+        DatasetConfig(merge_duplicates=True, features="degree", labels="degree:2", split="random", train_fraction=0.4),
+    )
     assert sorted(edges(merged)) == [(0, 1), (1, 0), (1, 2), (2, 2)]
     assert any("2 merged" in line for line in merged.report)
 
@@ -124,7 +127,11 @@ def test_no_edges(odd: Path) -> None:
 
 def test_no_edges_trains_with_self_loops(odd: Path, run_experiment: object) -> None:
     record = run_experiment(  # type: ignore[operator]
-        "dataset=file", f"dataset.path={odd / 'no_edges.npz'}", "dataset.self_loops=add", "dataset.train_fraction=0.4", "train.epochs=2"
+        "dataset=file",
+        f"dataset.path={odd / 'no_edges.npz'}",
+        "dataset.self_loops=add",
+        "dataset.train_fraction=0.4",
+        "train.epochs=2",
     )
     assert record["status"] == "finished"
 

@@ -21,8 +21,14 @@ BASE = DatasetConfig(train_fraction=0.4, val_fraction=0.2)
 
 
 def raw(**changes: object) -> RawGraph:
-    graph = RawGraph(name="g", src=torch.tensor([0, 0, 1, 2, 2]), dst=torch.tensor([1, 1, 0, 2, 3]), num_nodes=5,
-                     features=torch.eye(5) * 4, labels=torch.tensor([0, 1, 0, 1, 0]))
+    graph = RawGraph(
+        name="g",
+        src=torch.tensor([0, 0, 1, 2, 2]),
+        dst=torch.tensor([1, 1, 0, 2, 3]),
+        num_nodes=5,
+        features=torch.eye(5) * 4,
+        labels=torch.tensor([0, 1, 0, 1, 0]),
+    )
     return dataclasses.replace(graph, **changes)  # type: ignore[arg-type]
 
 
@@ -46,7 +52,10 @@ def test_merge_sums_weights_and_counts() -> None:
     data = prepared(raw(edge_weight=torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])), merge_duplicates=True)
     assert edges(data) == [(0, 1), (1, 0), (2, 2), (2, 3)]
     assert data.edge_weight is not None
-    assert dict(zip(zip(data.src.tolist(), data.dst.tolist(), strict=True), data.edge_weight.tolist(), strict=True))[0, 1] == 3.0
+    assert (
+        dict(zip(zip(data.src.tolist(), data.dst.tolist(), strict=True), data.edge_weight.tolist(), strict=True))[0, 1]
+        == 3.0
+    )
     assert said(data, "1 merged")
 
 
@@ -74,7 +83,9 @@ def test_row_normalisation(make: object) -> None:
 
 
 def test_standard_normalisation_survives_a_constant_column() -> None:
-    data = prepared(raw(features=torch.tensor([[1.0, 7.0], [2.0, 7.0], [3.0, 7.0], [4.0, 7.0], [5.0, 7.0]])), normalize="standard")
+    data = prepared(
+        raw(features=torch.tensor([[1.0, 7.0], [2.0, 7.0], [3.0, 7.0], [4.0, 7.0], [5.0, 7.0]])), normalize="standard"
+    )
     dense = data.dense_features()
     assert dense.mean(0).abs().max() < 1e-6
     assert dense[:, 0].std(correction=0) == pytest.approx(1)
@@ -115,8 +126,16 @@ def test_made_features_and_labels() -> None:
         ({}, {"split": "public"}, "no public split"),
         ({}, {"train_fraction": 0.01}, "the train split is empty"),
         ({}, {"train_fraction": 0.79, "val_fraction": 0.2}, "the test split is empty"),
-        ({"splits": (Split(train=torch.tensor([0, 1]), val=torch.tensor([1]), test=torch.tensor([2])),)}, {}, "both in training and in"),
-        ({"splits": (Split(train=torch.tensor([0]), val=torch.tensor([1]), test=torch.tensor([2])),)}, {"split_index": 3}, "has 1 splits"),
+        (
+            {"splits": (Split(train=torch.tensor([0, 1]), val=torch.tensor([1]), test=torch.tensor([2])),)},
+            {},
+            "both in training and in",
+        ),
+        (
+            {"splits": (Split(train=torch.tensor([0]), val=torch.tensor([1]), test=torch.tensor([2])),)},
+            {"split_index": 3},
+            "has 1 splits",
+        ),
         ({}, {"task": "graph"}, "not a labelled set of graphs"),
     ],
 )
@@ -193,7 +212,9 @@ def test_a_failed_download_is_one_line(tmp_path: object, monkeypatch: pytest.Mon
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # DGL leaves its files open
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_dgl_reads_cora_from_its_own_folder(data_root: object, tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dgl_reads_cora_from_its_own_folder(
+    data_root: object, tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """DGL's files in DGL's layout give the same graph as the npz."""
     import shutil
     from pathlib import Path
