@@ -36,7 +36,12 @@ def test_a_write_that_fails_leaves_the_file_before(tmp_path: Path, monkeypatch: 
 
 
 def test_json_has_no_nan() -> None:
-    assert plain({"a": float("nan"), "b": [float("inf"), 1.5], "c": (1, "x"), "d": Path("x")}) == {"a": None, "b": [None, 1.5], "c": [1, "x"], "d": "x"}
+    assert plain({"a": float("nan"), "b": [float("inf"), 1.5], "c": (1, "x"), "d": Path("x")}) == {
+        "a": None,
+        "b": [None, 1.5],
+        "c": [1, "x"],
+        "d": "x",
+    }
 
 
 def test_the_record_says_who_what_and_where(tmp_path: Path) -> None:
@@ -132,7 +137,12 @@ def test_wandb_gets_flat_config_groups_tags_and_headlines(tmp_path: Path, wandb:
     sinks, _ = open_sink(tmp_path, "logger.project=p", "logger.tags=[a,b]", "model=gin")
     run = wandb.last
     assert run.arguments["mode"] == "offline"
-    assert (run.arguments["project"], run.arguments["group"], run.arguments["job_type"], run.arguments["tags"]) == ("p", "sweep-1", "train", ["a", "b"])
+    assert (run.arguments["project"], run.arguments["group"], run.arguments["job_type"], run.arguments["tags"]) == (
+        "p",
+        "sweep-1",
+        "train",
+        ["a", "b"],
+    )
     assert run.arguments["config"]["model.name"] == "gin"
     assert all(not isinstance(value, dict) or name == "model.kwargs" for name, value in run.arguments["config"].items())
     sinks.metrics({"strategy": "baseline", "repeat": 0, "epoch": 1, "loss": 0.5})
@@ -155,7 +165,9 @@ def test_a_failed_job_is_shown_as_failed(tmp_path: Path, wandb: type[FakeRun]) -
     assert wandb.last.summary["status"] == "failed"
 
 
-def test_online_without_a_login_goes_offline_and_says_so(tmp_path: Path, wandb: type[FakeRun], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_online_without_a_login_goes_offline_and_says_so(
+    tmp_path: Path, wandb: type[FakeRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     _, said = open_sink(tmp_path, "logger.mode=online")
     assert wandb.last.arguments["mode"] == "offline"
@@ -179,7 +191,9 @@ def test_a_server_that_does_not_answer_costs_a_bounded_wait(tmp_path: Path, monk
     assert any("kept offline" in line for line in said)
 
 
-def test_a_sink_that_fails_does_not_take_the_run_with_it(tmp_path: Path, wandb: type[FakeRun], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sink_that_fails_does_not_take_the_run_with_it(
+    tmp_path: Path, wandb: type[FakeRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
     sinks, said = open_sink(tmp_path)
 
     def fail(*_: Any) -> None:

@@ -21,8 +21,12 @@ from runner.gnn.train import FitResult, Trainer
 from runner.schema import DatasetConfig, ModelConfig, TrainConfig
 
 CPU = torch.device("cpu")
-PLANTED = DatasetConfig(num_nodes=300, num_communities=10, num_classes=3, num_features=8, feature_signal=0.5, self_loops="add")
-SET = DatasetConfig(task="graph", num_nodes=300, num_graphs=30, num_classes=2, num_features=8, mean_degree=4, feature_signal=0.5)
+PLANTED = DatasetConfig(
+    num_nodes=300, num_communities=10, num_classes=3, num_features=8, feature_signal=0.5, self_loops="add"
+)
+SET = DatasetConfig(
+    task="graph", num_nodes=300, num_graphs=30, num_classes=2, num_features=8, mean_degree=4, feature_signal=0.5
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,23 +79,31 @@ def fit_like(fit: FitResult) -> list[dict[str, float]]:
     return [{key: value for key, value in record.items() if key != "seconds"} for record in fit.history]
 
 
-@pytest.mark.parametrize("config", [
-    TrainConfig(epochs=9), TrainConfig(epochs=9, schedule="step", schedule_every=2), TrainConfig(epochs=9, schedule="cosine", optimizer="adamw"),
-    TrainConfig(epochs=9, optimizer="sgd", eval_every=3), TrainConfig(epochs=9, select="last"), TrainConfig(epochs=9, patience=2, select="loss"),
-], ids=["plain", "step", "cosine", "sgd", "last", "patience"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        TrainConfig(epochs=9),
+        TrainConfig(epochs=9, schedule="step", schedule_every=2),
+        TrainConfig(epochs=9, schedule="cosine", optimizer="adamw"),
+        TrainConfig(epochs=9, optimizer="sgd", eval_every=3),
+        TrainConfig(epochs=9, select="last"),
+        TrainConfig(epochs=9, patience=2, select="loss"),
+    ],
+    ids=["plain", "step", "cosine", "sgd", "last", "patience"],
+)
 def test_a_resumed_run_has_the_same_curve(planted: GraphData, config: TrainConfig, tmp_path: Path) -> None:
     whole = trainer(planted, config).fit()
     first = trainer(planted, config)
 
-    class Killed(Exception):
+    class KilledError(Exception):
         pass
 
     def on_epoch(record: dict[str, float]) -> None:
         if record["epoch"] == 3:
             torch.save(first.state(), tmp_path / "state.pt")
-            raise Killed
+            raise KilledError
 
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         first.fit(on_epoch)
     torch.manual_seed(12345)
     second = trainer(planted, config)
@@ -116,7 +128,7 @@ class Scripted:
         right = next(self.script, 0)
         labels = torch.zeros(10, dtype=torch.int64)
         logits = torch.tensor([[1.0, 0.0]] * right + [[0.0, 1.0]] * (10 - right))
-        return {part: (logits, labels) for part in parts}
+        return dict.fromkeys(parts, (logits, labels))
 
 
 def test_patience_counts_epochs_without_a_better_validation() -> None:
@@ -222,7 +234,11 @@ def test_a_custom_module_needs_its_package_allowed(monkeypatch: pytest.MonkeyPat
     module = build_model(config, 3, 2, "node")
     assert isinstance(module, Mine)
     assert module.width == 9
-    for target, words in (("nocolon", "package.module:Class"), (f"{__name__}:Mint", "did you mean 'Mine'"), (f"{__name__}:CPU", "no torch module")):
+    for target, words in (
+        ("nocolon", "package.module:Class"),
+        (f"{__name__}:Mint", "did you mean 'Mine'"),
+        (f"{__name__}:CPU", "no torch module"),
+    ):
         with pytest.raises(ConfigError, match=words):
             build_model(dataclasses.replace(config, target=target), 3, 2, "node")
     with pytest.raises(ConfigError, match="unexpected keyword"):

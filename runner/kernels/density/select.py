@@ -106,7 +106,10 @@ def choose(
 
     split = Kernel(f"{intra.name} + {inter.name}", both, intra.num_bytes + inter.num_bytes)
     (_, best_s), (_, split_s) = _measure(candidates.whole, [best, split], x, 2 * num_trials)
-    tried[f"split: {split.name}"] = split_s
+    tried |= {
+        f"whole: {best.name}": best_s,
+        f"split: {split.name}": split_s,
+    }  # the final's times, in turns, are what decides
     gain = 1 - split_s / best_s
     if gain >= min_gain:
         return Choice(

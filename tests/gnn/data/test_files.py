@@ -289,7 +289,7 @@ def test_unknown_names_get_the_nearest(tmp_path: Path) -> None:
     write(tmp_path / "mine.txt", "0 1\n")
     with pytest.raises(DataError, match="did you mean 'mine'"):
         load(DatasetConfig(name="mien", root=str(tmp_path)))
-    with pytest.raises(DataError, match="needs dataset.path"):
+    with pytest.raises(DataError, match=r"needs dataset\.path"):
         load(DatasetConfig(name="file"))
 
 

@@ -1,0 +1,369 @@
+"""Experiments end to end, shrunk: every exp file, every task, every strategy, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT, compose
+
+from runner import experiment
+from runner.errors import ConfigError, UserError, VerificationError
+from runner.gnn.batches import to_dgl
+from runner.gnn.data.graph_data import RawGraph
+from runner.gnn.data.load import load
+from runner.gnn.data.npz import write_npz
+from runner.gnn.models import build_model
+from runner.kernels.density import strategy as density
+from runner.results import read_metrics, read_result
+from runner.schema import DatasetConfig
+from runner.tasks import benchmark, context
+
+Run = Callable[..., dict[str, Any]]
+SMALL = (
+    "dataset.num_nodes=300",
+    "dataset.num_communities=8",
+    "dataset.num_features=8",
+    "kernel.block_size=32",
+    "kernel.num_trials=2",
+)
+FAST = (*SMALL, "train.epochs=4", "task.num_steps=3", "task.num_warmup=1")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "conf" / "exp").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_experiment_file_runs_shrunk(path: Path, run_experiment: Run, data_root: Path) -> None:
+    config = compose(f"+exp={path.stem}")
+    roots = {"MUTAG": "tu"}
+    shrink = ["train.epochs=3", "train.repeats=1", "task.num_steps=3", "kernel.num_trials=2"]
+    if config.dataset.name != "planted":
+        shrink += [f"dataset.root={data_root / roots.get(config.dataset.name, 'graphs')}", "dataset.download=false"]
+    if config.train.folds:
+        shrink += ["train.folds=3"]
+    record = run_experiment(f"+exp={path.stem}", *shrink)
+    assert record["status"] == "finished"
+    assert record["fingerprint"]
+
+
+def test_the_main_job_leaves_the_promised_record(run_experiment: Run, tmp_path: Path) -> None:
+    run_experiment("+exp=adaptgear", *FAST, "train.repeats=2")
+    record = read_result(tmp_path / "run")
+    assert {"schema_version", "fingerprint", "config", "environment", "status"} <= set(record)
+    baseline, adaptive = record["strategies"]
+    assert (baseline["name"], adaptive["name"]) == ("baseline", "density_adaptive")
+    for row in (baseline, adaptive):
+        assert set(row["step_ms"]) == {"median", "q1", "q3", "n"}
+        assert row["step_ms"]["n"] == 3
+        assert row["peak_memory_bytes"] > 300 * 8 * 4
+        assert len(row["test_metrics"]) == 2
+    assert baseline["speedup"] == 1.0
+    assert (baseline["max_loss_diff"], baseline["max_grad_diff"], baseline["preprocess_s"]) == (0, 0, 0)
+    assert adaptive["max_loss_diff"] < 1e-5
+    assert adaptive["curve_max_loss_diff"] < 1e-4
+    assert adaptive["preprocess_s"] > 0
+    assert record["environment"]["num_threads"] == torch.get_num_threads()
+    curves = read_metrics(tmp_path / "run")
+    assert len(curves) == 2 * 2 * 4
+    text = (tmp_path / "run" / "run.log").read_text()
+    assert "density_adaptive" in text
+    assert "speed-up" in text
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage", "gin", "sgc", "appnp"])
+@pytest.mark.parametrize(
+    "extra", [(), ("dataset.self_loops=keep", "dataset.normalize=standard")], ids=["loops", "plain"]
+)
+def test_density_adaptive_has_baselines_curve(
+    run_experiment: Run, tmp_path: Path, model: str, extra: tuple[str, ...]
+) -> None:
+    """Dropout on: the masks are the same, so the curves are. A smooth activation, since rounding may turn a ReLU over."""
+    smooth = () if model == "sgc" else ("model.activation=tanh",)
+    options = (*FAST, *extra, *smooth, f"model={model}", "train.epochs=20")
+    for kernel in ("baseline", "density_adaptive"):
+        run_experiment(*options, f"kernel={kernel}", folder=kernel)
+    one, two = (read_metrics(tmp_path / kernel) for kernel in ("baseline", "density_adaptive"))
+    assert len(one) == len(two) == 20
+    for mine, other in zip(two, one, strict=True):
+        assert mine["loss"] == pytest.approx(other["loss"], rel=1e-4)
+
+
+@pytest.fixture
+def weighted_file(tmp_path: Path) -> Path:
+    """A directed, weighted graph with isolated nodes, loops and duplicates."""
+    generator = torch.Generator().manual_seed(0)
+    src, dst = (torch.randint(0, 110, (900,), generator=generator) for _ in range(2))
+    graph = RawGraph(
+        name="odd",
+        src=src,
+        dst=dst,
+        num_nodes=120,
+        edge_weight=torch.rand(900, generator=generator) + 0.1,
+        features=torch.randn(120, 5, generator=generator),
+        labels=torch.arange(120) % 3,
+    )
+    write_npz(tmp_path / "odd.npz", graph)
+    return tmp_path / "odd.npz"
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage", "gin", "sgc", "appnp"])
+@pytest.mark.parametrize("partition", ["metis", "none"])
+def test_density_adaptive_on_a_directed_weighted_multigraph(
+    run_experiment: Run, weighted_file: Path, model: str, partition: str
+) -> None:
+    record = run_experiment(
+        "dataset=file", f"dataset.path={weighted_file}", f"model={model}", "model.edge_weight=true", "kernel=density_adaptive",
+        f"kernel.partition={partition}", "kernel.block_size=8", "kernel.num_trials=2", "kernel.min_intra_fraction=0", "train.epochs=2",
+    )  # fmt: skip
+    assert record["agreement"].max_output_diff < 2e-5
+    assert record["strategy_report"]["split"]
+    directions = {choice["direction"] for choice in record["strategy_report"]["choices"]}
+    assert "forward" in directions, "a directed graph has a plan of its own for each direction"
+
+
+def test_forcing_the_split_changes_nothing_but_the_kernels(
+    run_experiment: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With any gain enough, the split is what runs; its answer is checked like every other."""
+    real = density.choose
+
+    def always_split(candidates: Any, width: int, trials: int, _: float, extra: Any) -> Any:
+        choice = real(candidates, width, trials, -1e9, extra)
+        assert len(choice.names) == 2
+        return choice
+
+    monkeypatch.setattr(density, "choose", always_split)
+    for kernel in ("baseline", "density_adaptive"):
+        run_experiment(*FAST, f"kernel={kernel}", "train.epochs=10", folder=kernel)
+    one, two = (read_metrics(tmp_path / kernel) for kernel in ("baseline", "density_adaptive"))
+    assert [entry["loss"] for entry in two] == pytest.approx([entry["loss"] for entry in one], rel=1e-4)
+
+
+def test_a_wrong_strategy_fails_the_run_with_the_ops_name(
+    run_experiment: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    forward = density._SpMM.forward
+
+    def wrong(ctx: Any, x: torch.Tensor, run: Any, back: Any) -> torch.Tensor:
+        return forward(ctx, x, run, back) * 1.01
+
+    monkeypatch.setattr(density._SpMM, "forward", staticmethod(wrong))
+    with pytest.raises(
+        VerificationError, match=r"density_adaptive differs from baseline at 'copy_u → sum' \(graphconv.py:"
+    ):
+        run_experiment("+exp=adaptgear", *FAST)
+    record = read_result(tmp_path / "run")
+    assert record["status"] == "failed"
+    assert "copy_u → sum" in record["error"]
+    assert "strategies" not in record, "nothing was timed"
+
+
+def test_a_wrong_backward_fails_the_run(run_experiment: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault of others: a directed graph's backward on the graph as it is, not on its transpose."""
+
+    def untransposed(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return gradients[0].contiguous() * 0.5, None, None
+
+    monkeypatch.setattr(density._SpMM, "backward", staticmethod(untransposed))
+    with pytest.raises(VerificationError, match="the backward of an op"):
+        run_experiment("+exp=adaptgear", *FAST)
+
+
+def test_fallback_only_on_request(run_experiment: Run, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="weights every edge anew"):
+        compose("model=gat", "kernel=density_adaptive")
+    record = run_experiment(*FAST, "model=gat", "model.heads=2", "kernel=density_adaptive", "kernel.fallback=true")
+    assert record["strategy"] == "baseline"
+    assert "baseline runs in its place" in (tmp_path / "run" / "run.log").read_text()
+    row = run_experiment("+exp=adaptgear", *FAST, "train.repeats=1", "model=gat", "kernel.fallback=true", folder="b")[
+        "strategies"
+    ][1]
+    assert (row["name"], row["ran_as"]) == ("density_adaptive", "baseline")
+
+
+def test_explain_prints_the_op_graph_and_the_choices(run_experiment: Run, tmp_path: Path) -> None:
+    run_experiment(*FAST, "kernel=density_adaptive", "kernel.explain=true")
+    text = (tmp_path / "run" / "run.log").read_text()
+    for words in ("op graph in training", "copy_u → sum", "communities of", "whole: csr_torch", "width 8"):
+        assert words in text
+
+
+def test_weights_travel_between_strategies(run_experiment: Run, tmp_path: Path) -> None:
+    run_experiment(*FAST, "kernel=density_adaptive")
+    config = compose(*FAST)
+    data = load(config.dataset)
+    module = build_model(config.model, data.num_features, data.num_classes, "node")
+    module.load_state_dict(torch.load(tmp_path / "run" / "model.pt", weights_only=True))
+    assert module(to_dgl(data, torch.device("cpu")), data.dense_features()).shape == (300, data.num_classes)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("train=sampled", "train.batch_size=64"),
+        ("train.schedule=cosine", "train.metric=macro_f1"),
+        ("dataset.num_classes=2", "train.metric=roc_auc"),
+        ("model=gatv2", "model.heads=2"),
+        ("dataset=planted_graphs", "model=gin", "model.norm=batch"),
+        ("dataset=planted_graphs", "model=gcn"),
+        ("dataset=planted_graphs", "model=gin", "train.folds=3"),
+        ("train.select=last", "dataset.val_fraction=0"),
+        ("train.repeats=3", "train.patience=2"),
+        ("cluster.num_threads=1",),
+        ("dataset.features=random:5", "dataset.labels=degree:3"),
+    ],
+    ids=" ".join,
+)
+def test_ways_to_train(run_experiment: Run, options: tuple[str, ...]) -> None:
+    small = () if options[0] == "dataset=planted_graphs" else SMALL[:3]
+    record = run_experiment(*options, *small, "train.epochs=3")
+    assert record["status"] == "finished"
+    assert record["test_metric_mean"] == record["test_metric_mean"]
+
+
+def test_repeats_use_seeds_of_their_own(run_experiment: Run) -> None:
+    record = run_experiment(*FAST, "train.repeats=3", "train.seed=5")
+    assert [run["seed"] for run in record["runs"]] == [5, 6, 7]
+    assert len({run["test_loss"] for run in record["runs"]}) == 3
+    alone = run_experiment(*FAST, "train.seed=6", folder="alone")
+    assert alone["runs"][0]["test_loss"] == record["runs"][1]["test_loss"]
+
+
+def test_cross_validation_reports_one_epoch_for_all_folds(run_experiment: Run, tmp_path: Path) -> None:
+    record = run_experiment("dataset=planted_graphs", "model=gin", "train.folds=3", "train.epochs=4")
+    (found,) = record["cross_validation"]
+    curves = [
+        [entry["val_metric"] for entry in read_metrics(tmp_path / "run") if entry["fold"] == fold] for fold in range(3)
+    ]
+    means = [sum(curve[epoch] for curve in curves) / 3 for epoch in range(4)]
+    assert found["mean"] == pytest.approx(max(means))
+    assert means[found["epoch"]] == pytest.approx(max(means))
+    assert record["test_metric_mean"] == found["mean"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("device=cuda",), "device=cuda: "),
+        (("train.metric=roc_auc",), "is for two classes, this graph has 8"),
+        (("model.edge_weight=true",), "has no edge weights"),
+        (("dataset.val_fraction=0",), "the validation split is empty"),
+        (("train.resume=/nowhere",), "no checkpoint.pt there"),
+        (("dataset=planted_graphs", "model=gin", "train.folds=99"), "a fold needs one of each class"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_only_the_data_or_the_machine_can_tell(
+    run_experiment: Run, tmp_path: Path, options: tuple[str, ...], words: str
+) -> None:
+    if torch.cuda.is_available() and options == ("device=cuda",):
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(UserError, match=words):
+        run_experiment(*options, "train.epochs=2")
+    assert words in read_result(tmp_path / "run")["error"]
+
+
+def test_weights_that_a_normalisation_can_not_take(run_experiment: Run, tmp_path: Path) -> None:
+    graph = RawGraph(
+        name="neg",
+        src=torch.tensor([0, 1, 2]),
+        dst=torch.tensor([1, 2, 0]),
+        num_nodes=3,
+        edge_weight=torch.tensor([1.0, -1.0, 1.0]),
+        features=torch.eye(3),
+        labels=torch.tensor([0, 1, 0]),
+    )
+    write_npz(tmp_path / "neg.npz", graph)
+    with pytest.raises(ConfigError, match="edge 1 of neg has weight -1"):
+        run_experiment("dataset=file", f"dataset.path={tmp_path / 'neg.npz'}", "model.edge_weight=true", "dataset.train_fraction=0.3",
+                       "dataset.val_fraction=0.3")  # fmt: skip
+
+
+def test_an_unexpected_failure_is_recorded_and_raised(
+    run_experiment: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Any) -> dict[str, Any]:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setitem(experiment.TASKS, "train", fail)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        run_experiment()
+    assert read_result(tmp_path / "run")["status"] == "failed"
+    assert read_result(tmp_path / "run")["error"] == "RuntimeError: out of luck"
+    assert "Traceback" in (tmp_path / "run" / "run.log").read_text()
+
+
+def test_ctrl_c_is_recorded(run_experiment: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: Any) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(experiment.TASKS, "train", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment()
+    assert read_result(tmp_path / "run")["status"] == "interrupted"
+
+
+def test_peak_memory_counts_what_is_held_at_once() -> None:
+    def work() -> None:
+        one = torch.ones(1000, 250)
+        two = one + 1
+        del one
+        three = two * 2
+        del two, three
+
+    measured = benchmark.peak_memory(work)
+    if not torch.cuda.is_available():
+        assert 2_000_000 <= measured < 2_100_000
+
+
+def test_timed_steps_are_interleaved_and_alike(monkeypatch: pytest.MonkeyPatch, run_experiment: Run) -> None:
+    order: list[str] = []
+    real = benchmark._seconds
+
+    def note(work: Any, device: Any) -> float:
+        order.append(work.args[0])
+        return real(work, device)
+
+    monkeypatch.setattr(benchmark, "_seconds", note)
+    run_experiment("+exp=adaptgear", *FAST, "train.repeats=1")
+    assert order == ["baseline", "density_adaptive", "density_adaptive", "baseline", "baseline", "density_adaptive"]
+
+
+def test_break_even_and_never() -> None:
+    class Fake:
+        name, report = "x", {}
+
+        def __init__(self, preprocess: float) -> None:
+            self.preprocess_s = {"all": preprocess} if preprocess else {}
+
+    def entry(step_s: float, preprocess: float) -> benchmark.Entry:
+        agreement = context.Agreement(0, 0, 0, "")
+        return benchmark.Entry(Fake(preprocess), agreement, None, [step_s] * 3, 1, [0.5], [[1.0]])  # type: ignore[arg-type]
+
+    base = entry(0.010, 0)
+    assert benchmark._row("f", entry(0.008, 1.0), base)["break_even_epochs"] == pytest.approx(500)
+    assert benchmark._row("s", entry(0.012, 1.0), base)["break_even_epochs"] is None
+    assert benchmark._row("s", entry(0.012, 1.0), base)["speedup"] == pytest.approx(10 / 12)
+    assert benchmark._row("b", base, base)["break_even_epochs"] == 0
+
+
+@pytest.mark.slow
+def test_gcn_on_real_cora_is_as_good_as_it_should_be(graphs_root: Path, run_experiment: Run) -> None:
+    """The literature has 81.5 %; three seeds of a short run leave room for ±2."""
+    record = run_experiment(
+        "dataset=cora", f"dataset.root={graphs_root}", "model=gcn", "train.repeats=3", "train.epochs=100"
+    )
+    assert 0.79 < record["test_metric_mean"] < 0.835
+
+
+def test_sparse_features_stay_sparse_up_to_the_model(graphs_root: Path, run_experiment: Run) -> None:
+    record = run_experiment("dataset=citeseer", f"dataset.root={graphs_root}", "train.epochs=1")
+    assert record["dataset"]["feature_format"] == "csr"
+    assert record["dataset"]["feature_density"] < 0.01
+
+
+def test_a_fresh_process_needs_no_dataset_option(run_experiment: Run) -> None:
+    assert load(DatasetConfig()).num_nodes == 4000
+    assert json.dumps(run_experiment(*FAST)["dataset"]["report"])
