@@ -143,8 +143,8 @@ def test_wheel_has_conf_inside_and_runs_anywhere(tmp_path: Path) -> None:
     elsewhere.mkdir()
     variables = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "OMP_NUM_THREADS": "1"}
     code = "import runner.__main__ as m; assert 'site' in m.__file__, m.__file__; m.main()"
-    done = subprocess.run([sys.executable, "-P", "-c", code, "+exp=adaptgear", *SMALL, "train.repeats=1", "task.num_steps=3"], cwd=elsewhere,
-                          env=variables, capture_output=True, text=True, check=False)  # fmt: skip
+    command = [sys.executable, "-P", "-c", code, "+exp=adaptgear", *SMALL, "train.repeats=1", "task.num_steps=3"]
+    done = subprocess.run(command, cwd=elsewhere, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert runs(elsewhere / "outputs" / "adaptgear")
 
