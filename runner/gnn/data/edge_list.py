@@ -1,4 +1,4 @@
-"""Edge lists (text, CSV) and Matrix Market files, plain or gzipped."""
+"""Edge lists (text, CSV), plain or gzipped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import scipy.io
 import torch
 
 from runner.errors import DataError
@@ -63,39 +62,6 @@ def read_edge_list(path: Path, ids: str = "auto") -> RawGraph:
         node_ids=None if dense else node_ids,
         notes=(f"read {len(table)} edges from {path.name}",)
         + (() if dense else ("node ids of the file renumbered to 0 …",)),
-    )
-
-
-def read_matrix_market(path: Path) -> RawGraph:
-    """Read a square sparse matrix: an entry (i, j) is the edge i → j with its value as weight (1 for a pattern).
-
-    Symmetric storage is expanded to both directions; zeros that are stored stay edges.
-
-    Raises:
-        DataError: where it is not a square coordinate matrix, or its content does not fit its header.
-    """
-    try:
-        matrix = scipy.io.mmread(io.BytesIO(read_text(path)))
-    except (ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"{path}: not a Matrix Market file: {error}") from error
-    if not scipy.sparse.issparse(matrix):
-        raise DataError(f"{path}: a dense matrix; a graph needs the 'coordinate' format")
-    if matrix.shape[0] != matrix.shape[1]:
-        raise DataError(f"{path}: {matrix.shape[0]} rows and {matrix.shape[1]} columns; an adjacency matrix is square")
-    matrix = matrix.tocoo()
-    if np.iscomplexobj(matrix.data):
-        raise DataError(f"{path}: complex values can't be edge weights")
-    weight = matrix.data.astype(np.float32)
-    bad = np.flatnonzero(~np.isfinite(weight))
-    if len(bad):
-        raise DataError(f"{path}: entry {bad[0] + 1}: weight {weight[bad[0]]} is not a finite number")
-    return RawGraph(
-        name=path.name.split(".")[0],
-        src=torch.from_numpy(matrix.row.astype(np.int64)),
-        dst=torch.from_numpy(matrix.col.astype(np.int64)),
-        num_nodes=int(matrix.shape[0]),
-        edge_weight=torch.from_numpy(weight),
-        notes=(f"read {matrix.nnz} entries from {path.name}",),
     )
 
 

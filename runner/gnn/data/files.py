@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from runner.errors import DataError, suggestion
-from runner.gnn.data.edge_list import read_edge_list, read_matrix_market
+from runner.gnn.data.edge_list import read_edge_list
 from runner.gnn.data.graph_data import RawGraph
+from runner.gnn.data.matrix_market import read_matrix_market
 from runner.gnn.data.npz import load_npz
 from runner.gnn.data.tu import load_tu
 

@@ -91,17 +91,41 @@ def test_matrix_market_is_rows_to_columns_with_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("%%MatrixMarket matrix coordinate real general\n3 2 1\n1 2 1\n", "is square"),
+        ("%%MatrixMarket matrix coordinate real general\n3 2 1\n1 2 1\n", "line 2: 3 rows and 2 columns"),
         ("%%MatrixMarket matrix array real general\n1 1\n1\n", "coordinate"),
-        ("%%MatrixMarket matrix coordinate real general\n3 3 2\n1 2 1\n", "not a Matrix Market file"),
-        ("%%MatrixMarket matrix coordinate real general\n3 3 1\n9 2 1\n", "not a Matrix Market file"),
-        ("0 1\n", "not a Matrix Market file"),
-        ("%%MatrixMarket matrix coordinate real general\n3 3 1\n1 2 nan\n", "not a finite number"),
+        ("%%MatrixMarket matrix coordinate complex general\n1 1 1\n1 1 1 1\n", "'complex' can't be a graph"),
+        ("%%MatrixMarket matrix coordinate real hermitian\n1 1 1\n1 1 1\n", "'hermitian' can't be a graph"),
+        ("%%MatrixMarket matrix coordinate real general\n3 3 2\n1 2 1\n", "2 entries declared, 1 found"),
+        ("%%MatrixMarket matrix coordinate real general\n3 3 1\n1 2 1\n1 2 1\n", "1 entries declared, 2 found"),
+        ("%%MatrixMarket matrix coordinate real general\n% c\n3 3 2\n1 2 1\n9 2 1\n", "line 5: '9 2 1' is no entry"),
+        ("%%MatrixMarket matrix coordinate real general\n3 3 1\n0 2 1\n", "line 3: '0 2 1' is no entry"),
+        ("%%MatrixMarket matrix coordinate real general\n3 3 1\n1 2\n", "line 3: '1 2' is no entry"),
+        ("%%MatrixMarket matrix coordinate pattern general\n3 3 1\n1 2 5\n", "line 3: '1 2 5' is no entry"),
+        ("%%MatrixMarket matrix coordinate real general\n3 3 1\n1 2 nan\n", "line 3: '1 2 nan' is no entry"),
+        ("%%MatrixMarket matrix coordinate real general\n3 3\n", "line 2: three sizes"),
+        ("%%MatrixMarket matrix coordinate real general\n", "size is missing"),
+        ("0 1\n", "line 1: not a Matrix Market file"),
+        ("", "line 1: not a Matrix Market file"),
     ],
 )
 def test_bad_matrix_market(tmp_path: Path, text: str, place: str) -> None:
-    with pytest.raises(DataError, match=place):
+    with pytest.raises(DataError) as caught:
         load_file(write(tmp_path / "g.mtx", text))
+    assert place in str(caught.value)
+
+
+def test_matrix_market_symmetries(tmp_path: Path) -> None:
+    head = "%%MatrixMarket matrix coordinate real {}\n% c\n\n2 2 2\n1 1 3\n2 1 4\n"
+    for kind, weights in (("symmetric", [3, 4, 4]), ("skew-symmetric", [3, 4, -4]), ("general", [3, 4])):
+        graph = load_file(write(tmp_path / "g.mtx", head.format(kind)))
+        assert graph.edge_weight is not None
+        assert graph.edge_weight.tolist() == weights
+        assert edges(graph) == [(0, 0), (1, 0), (0, 1)][: len(weights)]
+
+
+def test_an_empty_matrix_has_nodes_and_no_edges(tmp_path: Path) -> None:
+    graph = load_file(write(tmp_path / "g.mtx", "%%MatrixMarket matrix coordinate pattern general\n3 3 0\n"))
+    assert (graph.num_nodes, graph.num_edges) == (3, 0)
 
 
 def full_graph() -> RawGraph:
