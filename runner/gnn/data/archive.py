@@ -19,6 +19,11 @@ MAX_BYTES = (
 )  # of one file once unpacked: above the largest graph that fits these loaders, below what fills a workstation
 
 
+def one_line(error: Exception) -> str:
+    """Return an exception's text on one line of readable length."""
+    return " ".join(str(error).split())[:160] or type(error).__name__
+
+
 def open_zip(path: Path, kind: str) -> zipfile.ZipFile:
     """Open an archive after checking that no member leaves its folder and that all fit within the bound.
 
@@ -31,8 +36,8 @@ def open_zip(path: Path, kind: str) -> zipfile.ZipFile:
     """
     try:
         archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, EOFError) as error:
-        raise DataError(f"{path}: not a complete {kind}: {error}") from error
+    except Exception as error:  # zipfile has some ten kinds for what can be wrong with a file
+        raise DataError(f"{path}: not a complete {kind}: {one_line(error)}") from error
     total = 0
     for member in archive.infolist():
         parts = PurePosixPath(member.filename.replace("\\", "/"))
@@ -52,8 +57,8 @@ def read_member(archive: zipfile.ZipFile, name: str, path: Path) -> bytes:
     """
     try:
         return archive.read(name)
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
-        raise DataError(f"{path}: member '{name}' can't be read: {error}") from error
+    except Exception as error:  # zipfile and zlib have some ten kinds for what can be wrong with a member
+        raise DataError(f"{path}: member '{name}' can't be read: {one_line(error)}") from error
 
 
 def read_npz(path: Path) -> dict[str, Array]:
@@ -73,8 +78,10 @@ def _read_npy(archive: zipfile.ZipFile, name: str, path: Path) -> Array:
         version = np.lib.format.read_magic(content)
         read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read_header(content)
-    except ValueError as error:
-        raise DataError(f"{path}: '{name}' is not an array: {error}") from error
+    except (
+        Exception
+    ) as error:  # the header is a Python literal: a damaged one fails in the tokenizer, the parser or numpy
+        raise DataError(f"{path}: '{name}' is not an array: {one_line(error)}") from error
     if dtype.hasobject:
         raise DataError(
             f"{path}: '{name}' holds Python objects; reading them would run code from the file, so it is refused"
@@ -103,7 +110,7 @@ def read_text(path: Path) -> bytes:
         with gzip.open(path) as stream:
             content = stream.read(MAX_BYTES + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}: not a complete gzip file: {error}") from error
+        raise DataError(f"{path}: not a complete gzip file: {one_line(error)}") from error
     if len(content) > MAX_BYTES:
         raise DataError(f"{path}: unpacks to more than {format_bytes(MAX_BYTES)}, the limit")
     return content

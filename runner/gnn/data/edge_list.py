@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 
 from runner.errors import DataError
-from runner.gnn.data.archive import read_text
+from runner.gnn.data.archive import one_line, read_text
 from runner.gnn.data.graph_data import RawGraph
 
 _COMMENTS = ("#", "%", "//")
@@ -80,9 +80,9 @@ def _sniff(path: Path, content: bytes) -> _Layout:
         raise DataError(f"{path}: no edges: no line holds data")
     number, text = first
     separator = next((sign for sign in (",", ";", "\t") if sign in text), r"\s+")
-    fields = _cut(text, separator)
+    fields = _cut(path, number, text, separator)
     second = next(lines, None)
-    later = _cut(second[1], separator) if second else []
+    later = _cut(path, second[0], second[1], separator) if second else []
     is_header = not _is_number(fields[0]) and (
         fields[0].lower() in _HEADER_WORDS or (bool(later) and _is_number(later[0]))
     )
@@ -95,11 +95,14 @@ def _sniff(path: Path, content: bytes) -> _Layout:
     return _Layout(separator, len(fields), number - 1, _is_number(fields[0]) and _is_number(fields[1]))
 
 
-def _cut(text: str, separator: str) -> list[str]:
-    row = pd.read_csv(
-        io.StringIO(text), sep=separator, header=None, dtype=str, keep_default_na=False, skipinitialspace=True
-    )
-    return [str(value) for value in row.iloc[0]]
+def _cut(path: Path, number: int, text: str, separator: str) -> list[str]:
+    """Cut one line as pandas cuts the table."""
+    options = {"header": None, "dtype": str, "keep_default_na": False, "skipinitialspace": True}
+    try:
+        row = pd.read_csv(io.StringIO(text), sep=separator, **options)  # type: ignore[call-overload]
+        return [str(value) for value in row.iloc[0]]
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, IndexError) as error:
+        raise DataError(f"{path}, line {number}: '{text[:60]}' can't be cut into columns: {one_line(error)}") from error
 
 
 def _is_number(text: str) -> bool:
@@ -133,7 +136,7 @@ def _read_table(path: Path, content: bytes, layout: _Layout) -> pd.DataFrame:
             on_bad_lines="error",
         )
     except (pd.errors.ParserError, UnicodeDecodeError, ValueError) as error:
-        raise _wrong_columns(path, content, layout) or DataError(f"{path}: {error}") from error
+        raise _wrong_columns(path, content, layout) or DataError(f"{path}: {one_line(error)}") from error
     table = table.fillna("")
     surplus = table.pop(layout.num_columns)  # type: ignore[arg-type]
     if (surplus != "").any() or (table == "").to_numpy().any():
@@ -143,8 +146,8 @@ def _read_table(path: Path, content: bytes, layout: _Layout) -> pd.DataFrame:
 
 def _wrong_columns(path: Path, content: bytes, layout: _Layout) -> DataError | None:
     for number, text in _data_lines(content):
-        if number > layout.skip and len(_cut(text, layout.separator)) != layout.num_columns:
-            found = len(_cut(text, layout.separator))
+        if number > layout.skip and len(_cut(path, number, text, layout.separator)) != layout.num_columns:
+            found = len(_cut(path, number, text, layout.separator))
             return DataError(f"{path}, line {number}: {found} columns, the first row has {layout.num_columns}")
     return None
 

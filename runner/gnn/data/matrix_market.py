@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from runner.errors import DataError, suggestion
-from runner.gnn.data.archive import read_text
+from runner.gnn.data.archive import one_line, read_text
 from runner.gnn.data.graph_data import RawGraph
 
 _FIELDS = {"real": 3, "integer": 3, "pattern": 2}
@@ -96,7 +96,7 @@ def _read_entries(path: Path, content: bytes, header: _Header) -> tuple[np.ndarr
                 io.BytesIO(rest), sep=r"\s+", header=None, names=names, dtype=str, keep_default_na=False, comment="%"
             )
         except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, ValueError) as error:
-            raise DataError(f"{path}: not a Matrix Market file: {' '.join(str(error).split())}") from error
+            raise DataError(f"{path}: not a Matrix Market file: {one_line(error)}") from error
     if len(table) != header.num_entries:
         raise DataError(f"{path}: {header.num_entries} entries declared, {len(table)} found")
     table = table.fillna("")

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from scipy import sparse
 
 from runner.errors import DataError
@@ -354,3 +356,45 @@ def test_real_graphs_have_the_sizes_that_their_source_states(graphs_root: Path, 
     }
     graph = load_file(graphs_root / name)
     assert (graph.num_nodes, graph.num_edges) == sizes[name]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    kind=st.sampled_from(["mtx", "txt", "csv", "npz", "zip", "txt.gz"]),
+    changes=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=6),
+    cut=st.floats(0, 1),
+)
+def test_a_damaged_file_is_an_error_or_a_graph_but_never_a_crash(
+    tmp_path: Path, kind: str, changes: list[tuple[float, int]], cut: float
+) -> None:
+    path = tmp_path / f"T.{kind}"
+    match kind:
+        case "mtx":
+            path.write_text("%%MatrixMarket matrix coordinate real symmetric\n% c\n3 3 3\n2 1 0.5\n3 1 2\n3 3 1\n")
+        case "npz":
+            npz(
+                path,
+                src=np.arange(5),
+                dst=np.arange(5)[::-1],
+                num_nodes=5,
+                node_features=np.eye(5),
+                node_labels=np.zeros(5, int),
+            )
+        case "zip":
+            tu(path, **GOOD_TU)
+        case "txt.gz":
+            path.write_bytes(gzip.compress(b"0 1\n1 2\n"))
+        case _:
+            path.write_text("src,dst,w\n0,1,0.5\n1,2,1\n" if kind == "csv" else "# c\n0 1\n1 2\n")
+    content = bytearray(path.read_bytes())
+    for place, value in changes:
+        content[int(place * (len(content) - 1))] = value
+    path.write_bytes(bytes(content[: max(1, int(cut * len(content)))] if cut < 0.5 else content))
+    try:
+        graph = load_file(path)
+    except DataError as refusal:
+        message = str(refusal)
+    else:
+        message = ""
+        assert graph.num_edges == 0 or int(torch.cat([graph.src, graph.dst]).max()) < graph.num_nodes
+    assert "\n" not in message
