@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -45,7 +46,8 @@ class Executable:
         """
         live: dict[int, Tensor] = {self.graph.features.index: features, **self.graph.leaves, **self._constants}
         for op, kernel, dead in self._steps:
-            result = kernel(lambda ref: live[ref.index])
+            with nullcontext() if op.grad else torch.no_grad():
+                result = kernel(lambda ref: live[ref.index])
             outputs = tuple(result) if len(op.outputs) > 1 else (result,)
             for ref, tensor in zip(op.outputs, outputs, strict=True):
                 live[ref.index] = tensor

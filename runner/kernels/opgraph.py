@@ -47,13 +47,14 @@ class Operand:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """A torch call; ``args`` and ``kwargs`` hold Refs where it had tensors."""
+    """A torch call; ``args`` and ``kwargs`` hold Refs where it had tensors. Like every op it ran with or without gradients."""
 
     outputs: tuple[Ref, ...]
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     where: str
+    grad: bool = True
 
     @property
     def label(self) -> str:
@@ -69,6 +70,7 @@ class EdgeApply:
     operation: str
     operands: tuple[Operand, ...]
     where: str
+    grad: bool = True
 
     @property
     def label(self) -> str:
@@ -85,6 +87,7 @@ class Aggregate:
     operands: tuple[Operand, ...]
     reduce: str
     where: str
+    grad: bool = True
 
     @property
     def label(self) -> str:
@@ -100,6 +103,7 @@ class EdgeSoftmax:
     logits: Ref
     norm_by: str
     where: str
+    grad: bool = True
 
     label = "edge_softmax"
 

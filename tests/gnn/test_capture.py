@@ -242,6 +242,93 @@ class OnAnotherGraph(Handwritten):
         return turned.ndata["o"] * 2
 
 
+class AddsLoops(Handwritten):
+    def forward(self, graph: Any, features: Tensor) -> Tensor:
+        looped = dgl.add_self_loop(graph)
+        looped.ndata["h"] = self.linear(features)
+        looped.update_all(fn.copy_u("h", "m"), fn.sum("m", "o"))
+        return looped.ndata["o"]
+
+
+class OnAnotherGraphUnseen(Handwritten):
+    """Without gradients nothing gives the result away but the door it came through."""
+
+    def forward(self, graph: Any, features: Tensor) -> Tensor:
+        h = self.linear(features)
+        with torch.no_grad():
+            mean = dgl.ops.copy_u_mean(dgl.reverse(graph), h)
+        return h + mean
+
+
+class ReadsOut(Handwritten):
+    def forward(self, graph: Any, features: Tensor) -> Tensor:
+        graph.ndata["h"] = self.linear(features)
+        with torch.no_grad():
+            return graph.ndata["h"] + dgl.mean_nodes(graph, "h")
+
+
+class SetsColumn(Handwritten):
+    def forward(self, graph: Any, features: Tensor) -> Tensor:
+        h = self.linear(features)
+        h[:, 0] = features[:, 0]
+        return h
+
+
+class ChangesView(Handwritten):
+    def forward(self, graph: Any, features: Tensor) -> Tensor:
+        h = self.linear(features)
+        h[:, 0].mul_(3)
+        return h
+
+
+class FillsConstant(Handwritten):
+    def forward(self, graph: Any, features: Tensor) -> Tensor:
+        out = torch.zeros(features.shape[0], 4)
+        out[:, :] = self.linear(features)
+        return out
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return -gradients[0]
+
+
+class OwnBackward(Handwritten):
+    def forward(self, graph: Any, features: Tensor) -> Tensor:
+        out: Tensor = Doubled.apply(self.linear(features))
+        return out
+
+
+class KeepsState(Handwritten):
+    def forward(self, graph: Any, features: Tensor) -> Tensor:
+        h = self.linear(features)
+        self.last = getattr(self, "last", 0) * 0.5 + h.detach()
+        return h + self.last
+
+
+class CountsPositives(Handwritten):
+    def forward(self, graph: Any, features: Tensor) -> Tensor:
+        h = self.linear(features)
+        return h / (h > 0).nonzero().shape[0]
+
+
+class PicksByMask(Handwritten):
+    def forward(self, graph: Any, features: Tensor) -> Tensor:
+        h = self.linear(features)
+        return h + h[h > 0].mean()
+
+
+class ThroughNumpy(Handwritten):
+    def forward(self, graph: Any, features: Tensor) -> Tensor:
+        h = self.linear(features)
+        return h + float(h.detach().numpy().mean())
+
+
 class ReturnsTwo(Handwritten):
     def forward(self, graph: Any, features: Tensor) -> Any:
         return self.linear(features), features
@@ -253,7 +340,18 @@ class ReturnsTwo(Handwritten):
         (Branches, "test_capture.py:.* reads the values"),
         (Draws, "test_capture.py:.* rand draws random numbers"),
         (UserFunction, "test_capture.py:.* the Python function '<lambda>'"),
-        (OnAnotherGraph, "can't be recorded"),
+        (OnAnotherGraph, "test_capture.py:.* outside update_all"),
+        (AddsLoops, "test_capture.py:.* outside update_all"),
+        (OnAnotherGraphUnseen, "test_capture.py:.* outside update_all"),
+        (ReadsOut, "test_capture.py:.* outside update_all"),
+        (SetsColumn, "test_capture.py:.* changes a tensor in place"),
+        (ChangesView, "test_capture.py:.* changes a tensor in place"),
+        (FillsConstant, "test_capture.py:.* changes a tensor in place"),
+        (OwnBackward, "test_capture.py:.* the autograd function 'Doubled'"),
+        (KeepsState, "keeps state between calls in 'last'"),
+        (CountsPositives, "the shape of nonzero's result depends"),
+        (PicksByMask, "the shape of __getitem__'s result depends"),
+        (ThroughNumpy, "numpy reads the values"),
         (ReturnsTwo, "must return one tensor"),
     ],
 )
@@ -297,6 +395,42 @@ def test_the_op_graph_prints_what_it_is() -> None:
     assert "parameter layers.0.weight" in text
     assert "graphconv.py:" in text
     assert text.splitlines()[-1].startswith("return %")
+
+
+class WithoutGradients(Handwritten):
+    """Part of it under no_grad: executed with gradients it would train differently."""
+
+    def forward(self, graph: Any, features: Tensor) -> Tensor:
+        h = self.linear(features)
+        with torch.no_grad():
+            scale = h.abs().mean()
+        return h / scale + h.detach()
+
+
+class DropsInVain(Handwritten):
+    """A dropout whose result nobody reads still moves the random state on."""
+
+    def forward(self, graph: Any, features: Tensor) -> Tensor:
+        F.dropout(features, 0.5)
+        return F.dropout(self.linear(features), 0.5)
+
+
+class OwnBuffer(Handwritten):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, graph: Any, features: Tensor) -> Tensor:
+        h = self.linear(features)
+        with torch.no_grad():
+            self.mean.lerp_(h.mean(0), 0.1)
+        return h - self.mean
+
+
+@pytest.mark.parametrize("cls", [WithoutGradients, DropsInVain, OwnBuffer])
+def test_gradient_mode_random_state_and_buffers_are_part_of_the_record(cls: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    assert_same(cls(), "random directed")
 
 
 def test_dead_ops_are_dropped_and_values_freed() -> None:

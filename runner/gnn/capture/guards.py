@@ -1,0 +1,178 @@
+"""What surrounds a capture: the recording graph, the doors of DGL that would pass by it, and the module's own state."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runner.errors import CaptureError
+from runner.gnn.capture.calls import name_of, tensors_in, where
+from runner.gnn.capture.recorder import Recorder
+from runner.gnn.dgl_compat import import_dgl
+
+
+def recording_graph(graph: Any, recorder: Recorder) -> Any:
+    """Return a twin of the graph with frames of its own, whose computing calls go to the recorder.
+
+    The class is made for each capture, since DGL derives graphs of the same class; a derived graph with another structure is
+    not recorded, and refused if it computes on features (:func:`closed_doors`).
+    """
+    dgl = import_dgl()
+    structure = graph._graph
+
+    class RecordingGraph(dgl.DGLGraph):  # type: ignore[name-defined]
+        """The graph itself, but for the calls that compute on features."""
+
+        def update_all(
+            self, message_func: Any, reduce_func: Any, apply_node_func: Any = None, etype: Any = None
+        ) -> None:
+            run = functools.partial(super().update_all, message_func, reduce_func, apply_node_func, etype)
+            if self._graph is not structure or recorder.is_paused:
+                run()
+                return
+            if apply_node_func is not None:
+                raise CaptureError(
+                    f"{where()}: update_all with apply_node_func; apply the function to the result instead"
+                )
+            with recorder.pause():
+                recorder.aggregate(self, run, message_func, reduce_func)
+
+        def apply_edges(self, func: Any, edges: Any = dgl.base.ALL, etype: Any = None) -> None:
+            run = functools.partial(super().apply_edges, func, edges, etype)
+            if self._graph is not structure or recorder.is_paused:
+                run()
+                return
+            if not dgl.base.is_all(edges):
+                raise CaptureError(f"{where()}: apply_edges on some of the edges")
+            with recorder.pause():
+                recorder.apply_edges(self, run, func)
+
+        def in_degrees(self, *args: Any, **kwargs: Any) -> Any:
+            return self._note(super().in_degrees(*args, **kwargs))
+
+        def out_degrees(self, *args: Any, **kwargs: Any) -> Any:
+            return self._note(super().out_degrees(*args, **kwargs))
+
+        def _note(self, degrees: Any) -> Any:
+            if self._graph is structure and isinstance(degrees, Tensor) and degrees.numel() == self.num_nodes():
+                recorder.fix(degrees, "node")
+            return degrees
+
+    twin = graph.local_var()
+    twin.__class__ = RecordingGraph
+    return twin
+
+
+@contextmanager
+def closed_doors(graph: Any, recorder: Recorder) -> Iterator[None]:
+    """While capturing: ``edge_softmax`` on the graph goes to the recorder; DGL's other kernels, called directly or through a graph
+    made inside forward, and custom autograd functions, are refused on live tensors instead of being baked in."""
+    dgl = import_dgl()
+    softmax = sys.modules["dgl.ops.edge_softmax"]
+    original = softmax.edge_softmax_internal
+
+    def edge_softmax(gidx: Any, logits: Tensor, eids: Any = dgl.base.ALL, norm_by: str = "dst") -> Tensor:
+        if gidx is not graph._graph or not dgl.base.is_all(eids):
+            if not recorder.is_paused and recorder.is_live([logits]):
+                raise CaptureError(f"{where()}: edge_softmax on another graph, or on some of the edges")
+            return original(gidx, logits, eids=eids, norm_by=norm_by)
+        with recorder.pause():
+            return recorder.edge_softmax(lambda: original(gidx, logits, norm_by=norm_by), logits, norm_by)
+
+    def refuse(work: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(work)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            if not recorder.is_paused and recorder.is_live(list(tensors_in((args, kwargs)))):
+                raise CaptureError(
+                    f"{where()}: DGL's {name_of(work)} on features, outside update_all, apply_edges and edge_softmax of the model's graph"
+                )
+            with recorder.pause():
+                return work(*args, **kwargs)
+
+        return guarded
+
+    apply = torch.autograd.Function.__dict__["apply"]
+
+    def refuse_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if not recorder.is_paused and recorder.is_live(list(tensors_in((args, kwargs)))):
+            raise CaptureError(
+                f"{where()}: the autograd function '{cls.__name__}' has a backward that can't be recorded"
+            )
+        return apply.__get__(None, cls)(*args, **kwargs)
+
+    replaced: list[tuple[Any, str, Any]] = [
+        (softmax, "edge_softmax_internal", edge_softmax),
+        (torch.autograd.Function, "apply", classmethod(refuse_apply)),
+        *[(sys.modules[module], name, refuse(getattr(sys.modules[module], name))) for module, name in _DOORS],
+    ]
+    with ExitStack() as stack:
+        for owner, name, value in replaced:
+            stack.callback(setattr, owner, name, owner.__dict__[name])
+            setattr(owner, name, value)
+        yield
+
+
+# Every other way into DGL's kernels for features of a homogeneous graph.
+_DOORS = (
+    ("dgl.ops.spmm", "gspmm_internal"),
+    ("dgl.ops.sddmm", "gsddmm_internal"),
+    ("dgl.backend", "segment_reduce"),
+    ("dgl.backend", "segment_mm"),
+    ("dgl.backend", "gather_mm"),
+)
+
+
+@contextmanager
+def untouched(module: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Put the module's buffers and attributes back as they were.
+
+    Raises:
+        CaptureError: where forward left a live tensor in an attribute: state between calls, which an op graph has not.
+    """
+    attributes = [(name, part, dict(part.__dict__)) for name, part in module.named_modules()]
+    buffers = [(part, dict(part._buffers)) for part in module.modules()]
+    values = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    kept: list[str] = []
+    try:
+        yield
+        kept = _live_state(attributes, buffers, recorder)
+    finally:
+        for _, part, before in attributes:
+            part.__dict__.clear()
+            part.__dict__.update(before)
+        for part, held in buffers:
+            part._buffers.clear()
+            part._buffers.update(held)
+        with torch.no_grad():
+            for buffer, value in values:
+                buffer.copy_(value)
+    if kept:
+        raise CaptureError(
+            f"forward keeps state between calls in '{kept[0]}', which can't be captured; a buffer that is changed in place can"
+        )
+
+
+def _live_state(
+    attributes: list[tuple[str, nn.Module, dict[str, Any]]],
+    buffers: list[tuple[nn.Module, dict[str, Tensor | None]]],
+    recorder: Recorder,
+) -> list[str]:
+    """Names of the attributes that forward set to tensors that depend on features or weights."""
+    names = [
+        f"{name}.{key}" if name else key
+        for name, part, before in attributes
+        for key, value in part.__dict__.items()
+        if value is not before.get(key) and recorder.is_live(list(tensors_in(value)))
+    ]
+    return names + [
+        key
+        for part, held in buffers
+        for key, value in part._buffers.items()
+        if value is not held.get(key) and value is not None and recorder.is_live([value])
+    ]

@@ -1,0 +1,334 @@
+"""The recorder: it sees each torch call and each message passing of a forward that really runs, and writes it down as an op.
+
+A tensor is *live* when it depends on features, parameters, buffers or a random draw; *fixed* when it depends on the graph only.
+Calls on live tensors become ops; fixed tensors become constants, held in the graph's own order of nodes and edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from runner.errors import CaptureError
+from runner.gnn.capture import calls
+from runner.gnn.capture.calls import name_of, tensors_in, where
+from runner.gnn.dgl_compat import import_dgl
+from runner.kernels.adjacency import Adjacency
+from runner.kernels.lower import is_dropout
+from runner.kernels.opgraph import (
+    Aggregate,
+    Call,
+    EdgeApply,
+    EdgeSoftmax,
+    Op,
+    Operand,
+    OpGraph,
+    Ref,
+    Space,
+    Target,
+    Value,
+    inputs_of,
+)
+
+_TARGETS: tuple[Target, ...] = ("u", "v", "e")
+
+
+class Recorder(TorchFunctionMode):
+    """Knows of each tensor which value it is. Tensors are kept alive, so that an id means one tensor throughout."""
+
+    def __init__(self, module: nn.Module, graph: Any, features: Tensor, adjacency: Adjacency) -> None:
+        super().__init__()
+        self._paused = False
+        self._alive: list[Tensor] = []
+        self._live: dict[int, Ref] = {}  # by id(tensor)
+        self._fixed: dict[int, Space] = {}  # by id(tensor)
+        self._constant_refs: dict[int, Ref] = {}
+        # a gradient history on the features is what gives away a tensor that was made from them out of sight
+        self.features = features.detach().clone().requires_grad_(True)
+        self._ops = OpGraph(adjacency, [], Ref(0), {}, {})
+        self._track(self.features, "node", "features")
+        for name, leaf in [*module.named_parameters(), *module.named_buffers()]:
+            self._ops.leaves[self._track(leaf, "dense", name).index] = leaf
+        self._leaf_ids = {id(leaf) for leaf in self._ops.leaves.values()}
+        frames: tuple[tuple[Any, Space], ...] = ((graph.ndata, "node"), (graph.edata, "edge"))
+        for frame, space in frames:
+            for key in frame:
+                self.fix(frame[key], space)
+
+    # --- which tensor is what ----------------------------------------------------------------------------------------
+
+    def is_live(self, tensors: list[Tensor]) -> bool:
+        """Whether any of the tensors depends on features, weights or a random draw, seen or not."""
+        return any(id(tensor) in self._live or tensor.grad_fn is not None for tensor in tensors)
+
+    def is_recorded_live(self, tensor: Tensor) -> bool:
+        """Whether the tensor is a live value that was seen being made."""
+        return id(tensor) in self._live
+
+    def fix(self, tensor: Tensor, space: Space) -> None:
+        """Note that a tensor depends on the graph only, and what its rows are."""
+        if id(tensor) not in self._live:
+            self._fixed[id(tensor)] = space
+            self._alive.append(tensor)
+
+    def _track(self, tensor: Tensor, space: Space, name: str = "") -> Ref:
+        ref = Ref(len(self._ops.values))
+        self._ops.values.append(Value(space, tuple(tensor.shape), tensor.dtype, name))
+        self._live[id(tensor)] = ref
+        self._fixed.pop(id(tensor), None)
+        self._alive.append(tensor)
+        return ref
+
+    def _ref(self, tensor: Tensor) -> Ref:
+        """The value that a tensor is; a tensor never seen before is a constant, unless it has a gradient history."""
+        known = self._live.get(id(tensor)) or self._constant_refs.get(id(tensor))
+        if known is not None:
+            return known
+        if tensor.grad_fn is not None:
+            raise self._out_of_sight(tensor)
+        ref = Ref(len(self._ops.values))
+        self._ops.values.append(Value(self._fixed.get(id(tensor), "dense"), tuple(tensor.shape), tensor.dtype))
+        self._ops.constants[ref.index] = tensor.detach()
+        self._constant_refs[id(tensor)] = ref
+        self._alive.append(tensor)
+        return ref
+
+    def _out_of_sight(self, tensor: Tensor) -> CaptureError:
+        return CaptureError(
+            f"{where()}: uses a tensor of shape {list(tensor.shape)} that was computed from features or weights where it can't be recorded"
+        )
+
+    def _space_of(self, tensor: Tensor) -> Space:
+        ref = self._live.get(id(tensor))
+        return self._ops.values[ref.index].space if ref is not None else self._fixed.get(id(tensor), "dense")
+
+    def _space_after(self, result: Tensor, tensors: list[Tensor]) -> Space:
+        """Rows stay rows: a result is in a space if an input was and it still has as many rows."""
+        spaces = {self._space_of(tensor) for tensor in tensors}
+        rows = result.shape[0] if result.dim() else -1
+        if "node" in spaces and rows == self._ops.adjacency.num_dst:
+            return "node"
+        return "edge" if "edge" in spaces and rows == self._ops.adjacency.num_edges else "dense"
+
+    def _add(self, results: list[Tensor], spaces: list[Space], make: Callable[[tuple[Ref, ...]], Op]) -> None:
+        outputs = tuple(self._track(result, space) for result, space in zip(results, spaces, strict=True))
+        self._ops.ops.append(make(outputs))
+
+    # --- torch calls -------------------------------------------------------------------------------------------------
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._paused:
+            return func(*args, **kwargs)
+        tensors = list(tensors_in((args, kwargs)))
+        versions = [tensor._version for tensor in tensors]
+        refs = self._refs_before(func, args, kwargs, tensors)
+        result = func(*args, **kwargs)
+        changed = [tensor for tensor, before in zip(tensors, versions, strict=True) if tensor._version != before]
+        for tensor in changed:
+            self._check_change(func, tensor, result, is_recorded=refs is not None)
+        outputs = list(tensors_in(result))
+        if refs is None:
+            for output in outputs:
+                self.fix(output, self._space_after(output, tensors))
+        elif outputs:
+            if not isinstance(result, Tensor) and len(outputs) != len(result):
+                raise CaptureError(f"{where()}: {name_of(func)} returns tensors inside other containers")
+            place, spaces = where(), [self._space_after(output, tensors) for output in outputs]
+            grad = torch.is_grad_enabled()
+            self._add(outputs, spaces, lambda made: Call(made, func, refs[0], refs[1], place, grad))
+        return result
+
+    def _refs_before(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]
+    ) -> tuple[Any, Any] | None:
+        """The arguments with Refs in the place of tensors, or None for a call that only touches constants."""
+        if func in calls.RANDOM:
+            raise CaptureError(
+                f"{where()}: {name_of(func)} draws random numbers; of random calls only dropout can be captured"
+            )
+        draws = is_dropout(Call((), func, args, kwargs, ""))
+        shape_only = func in calls.READS_SHAPE
+        read = [] if shape_only else tensors[:1] if func in calls.READS_SHAPE_OF_OTHERS else tensors
+        if not draws and not self.is_live(read):
+            return None
+        if func in calls.READS_VALUES:
+            raise CaptureError(
+                f"{where()}: {name_of(func)} reads the values of a tensor that depends on features or weights; "
+                "a branch on them can't be captured"
+            )
+        if func in calls.SHAPES_BY_VALUES or (func is Tensor.__getitem__ and self._picks_by_live_mask(args[1])):
+            raise CaptureError(
+                f"{where()}: the shape of {name_of(func)}'s result depends on the values of features or weights"
+            )
+        replaced = calls.replace((args, kwargs), self._ref)
+        return replaced[0], replaced[1]
+
+    def _picks_by_live_mask(self, index: Any) -> bool:
+        return any(tensor.dtype == torch.bool and self.is_live([tensor]) for tensor in tensors_in(index))
+
+    def _check_change(self, func: Callable[..., Any], tensor: Tensor, result: Any, is_recorded: bool) -> None:
+        """Refuse an in-place change that the op graph would not see: of a view, of a constant in use, of a tensor with other names."""
+        if id(tensor) in self._leaf_ids and is_recorded:
+            return  # a buffer: the op changes the module's own tensor again when it runs
+        if is_recorded:
+            allowed = id(tensor) in self._live and result is tensor and not self._has_alias(tensor)
+        else:
+            allowed = id(tensor) not in self._constant_refs
+        if not allowed:
+            raise CaptureError(
+                f"{where()}: {name_of(func)} changes a tensor in place that is a view, a constant, or known under another name"
+            )
+
+    def _has_alias(self, tensor: Tensor) -> bool:
+        storage = tensor.untyped_storage().data_ptr()
+        return tensor._base is not None or any(
+            other is not tensor and other.layout == torch.strided and other.untyped_storage().data_ptr() == storage
+            for other in self._alive
+        )
+
+    # --- message passing; called with recording paused, so that DGL's own torch calls pass ----------------------------
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Let torch calls pass unrecorded."""
+        self._paused, before = True, self._paused
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether torch calls pass unrecorded."""
+        return self._paused
+
+    def aggregate(self, graph: Any, run: Callable[[], None], message: Any, reduce: Any) -> None:
+        """Record ``update_all``; ``run`` is DGL's own."""
+        if not (_is_builtin(message) and _is_builtin(reduce)):
+            self._run_user_function(graph, run, message if not _is_builtin(message) else reduce)
+            return
+        operation, tensors, targets = _message_parts(graph, message)
+        run()
+
+        def make(made: tuple[Ref, ...], operands: tuple[Operand, ...], place: str) -> Op:
+            return Aggregate(made, operation, operands, reduce.name, place, torch.is_grad_enabled())
+
+        self._record_message(tensors, targets, graph.dstdata[reduce.out_field], "node", make)
+
+    def apply_edges(self, graph: Any, run: Callable[[], None], message: Any) -> None:
+        """Record ``apply_edges``; ``run`` is DGL's own."""
+        if not _is_builtin(message):
+            self._run_user_function(graph, run, message)
+            return
+        operation, tensors, targets = _message_parts(graph, message)
+        run()
+
+        def make(made: tuple[Ref, ...], operands: tuple[Operand, ...], place: str) -> Op:
+            return EdgeApply(made, operation, operands, place, torch.is_grad_enabled())
+
+        self._record_message(tensors, targets, graph.edata[message.out_field], "edge", make)
+
+    def edge_softmax(self, run: Callable[[], Tensor], logits: Tensor, norm_by: str) -> Tensor:
+        """Record ``edge_softmax``; ``run`` is DGL's own."""
+        result = run()
+        if not self.is_live([logits]):
+            self.fix(result, "edge")
+            return result
+        ref, place, grad = self._ref(logits), where(), torch.is_grad_enabled()
+        self._add([result], ["edge"], lambda made: EdgeSoftmax(made, ref, norm_by, place, grad))
+        return result
+
+    def _record_message(
+        self,
+        tensors: list[Tensor],
+        targets: list[Target],
+        result: Tensor,
+        space: Space,
+        make: Callable[[tuple[Ref, ...], tuple[Operand, ...], str], Op],
+    ) -> None:
+        for tensor, target in zip(tensors, targets, strict=True):
+            if id(tensor) not in self._fixed and tensor.grad_fn is None:
+                self.fix(tensor, "edge" if target == "e" else "node")
+        if not self.is_live(tensors):
+            self.fix(result, space)
+            return
+        operands = tuple(Operand(self._ref(tensor), target) for tensor, target in zip(tensors, targets, strict=True))
+        place = where()
+        self._add([result], [space], lambda made: make(made, operands, place))
+
+    def _run_user_function(self, graph: Any, run: Callable[[], None], function: Any) -> None:
+        """A Python function over edges is opaque: on constants (DGL's edge normalisation) it runs as it is, on features it is refused."""
+        frames: tuple[tuple[Any, Space], ...] = (
+            (graph.srcdata, "node"),
+            (graph.dstdata, "node"),
+            (graph.edata, "edge"),
+        )
+        if self.is_live([frame[key] for frame, _ in frames for key in frame]):
+            code = getattr(function, "__code__", None)
+            place = f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code else where()
+            raise CaptureError(
+                f"{place}: message passing with the Python function '{name_of(function)}'; "
+                "use DGL's built-in functions (dgl.function), or kernel=baseline"
+            )
+        run()
+        for frame, space in frames:
+            for key in frame:
+                self.fix(frame[key], space)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def finish(self, output: Any) -> OpGraph:
+        """Close the op graph: ops that the output does not need are dropped, except those that draw numbers or update a buffer."""
+        if isinstance(output, Tensor) and id(output) not in self._live and output.grad_fn is not None:
+            raise self._out_of_sight(output)
+        if not isinstance(output, Tensor) or id(output) not in self._live:
+            raise CaptureError(
+                f"forward must return one tensor that depends on the features or weights, it returned {type(output).__name__}"
+            )
+        graph = self._ops
+        needed, kept = {self._live[id(output)].index}, []
+        for op in reversed(graph.ops):
+            if any(ref.index in needed for ref in op.outputs) or is_dropout(op) or self._changes_leaf(op):
+                needed.update(ref.index for ref in inputs_of(op))
+                kept.append(op)
+        return OpGraph(
+            graph.adjacency,
+            graph.values,
+            graph.features,
+            {index: leaf for index, leaf in graph.leaves.items() if index in needed},
+            {index: tensor for index, tensor in graph.constants.items() if index in needed},
+            kept[::-1],
+            self._live[id(output)],
+        )
+
+    def _changes_leaf(self, op: Op) -> bool:
+        """In-place calls on buffers count, whoever reads their result (batch norm's result is read anyway)."""
+        in_place = isinstance(op, Call) and (
+            "out" in op.kwargs or (op.label.endswith("_") and not op.label.endswith("__"))
+        )
+        return in_place and any(ref.index in self._ops.leaves for ref in inputs_of(op))
+
+
+def _is_builtin(function: Any) -> bool:
+    builtin: bool = isinstance(function, import_dgl().function.base.BuiltinFunction)
+    return builtin
+
+
+def _message_parts(graph: Any, message: Any) -> tuple[str, list[Tensor], list[Target]]:
+    """Return a built-in message function's operation, the tensors it reads and where."""
+    frames = (graph.srcdata, graph.dstdata, graph.edata)
+    if hasattr(message, "binary_op"):
+        sides = ((message.lhs, message.lhs_field), (message.rhs, message.rhs_field))
+        return (
+            message.binary_op,
+            [frames[target][name] for target, name in sides],
+            [_TARGETS[target] for target, _ in sides],
+        )
+    return "copy", [frames[message.target][message.in_field]], [_TARGETS[message.target]]
