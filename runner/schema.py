@@ -404,6 +404,11 @@ def _check_train(config: Config) -> None:
             )
         if any(fanout == 0 for fanout in train.fanouts):
             raise ConfigError(f"train.fanouts={train.fanouts}: a fanout is at least 1, or -1 for all neighbours")
+    batched = train.sampling == "neighbor" or dataset.task == "graph"
+    if batched and train.batch_size == 1 and model.norm == "batch":
+        raise ConfigError(
+            "train.batch_size=1 can't work with model.norm=batch: there is nothing to take a variance over"
+        )
     if train.folds == 1:
         raise ConfigError("train.folds=1: cross-validation needs at least 2 folds; 0 uses one split")
     if train.folds and dataset.task != "graph":
@@ -412,6 +417,11 @@ def _check_train(config: Config) -> None:
         raise ConfigError(
             f"train.folds={train.folds} with train.eval_every={train.eval_every}: the protocol picks one epoch over "
             "all folds, so every epoch must be evaluated: use train.eval_every=1"
+        )
+    if train.patience and train.patience < train.eval_every:
+        raise ConfigError(
+            f"train.patience={train.patience} is below train.eval_every={train.eval_every}: training would stop before anything "
+            "is evaluated again"
         )
     if train.resume and config.task.name != "train":
         raise ConfigError(f"train.resume is for task=train, this is task={config.task.name}")

@@ -6,6 +6,7 @@ Legend: N nodes, E edges, F features, K classes, n items of a batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -83,14 +84,15 @@ class SampledNodes:
 
     @property
     def num_batches(self) -> int:
-        return -(-self._data.split.train.numel() // self._batch_size)
+        return len(_cut(self._data.split.train, self._batch_size))
 
     def train_batches(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         import_dgl().seed(seed)
         rows = self._data.split.train
         order = rows[torch.randperm(rows.numel(), generator=torch.Generator().manual_seed(seed))]
-        for seeds in order.split(self._batch_size):
-            inputs, outputs, blocks = self._sampler.sample_blocks(self._graph, seeds.to(self._graph.device))
+        for seeds in _cut(order, self._batch_size):
+            with _one_thread():
+                inputs, outputs, blocks = self._sampler.sample_blocks(self._graph, seeds.to(self._graph.device))
             if self._data.edge_weight is not None:
                 for block in blocks:
                     block.edata["weight"] = self._graph.edata["weight"][block.edata[self._edge_id]]
@@ -116,12 +118,12 @@ class GraphBatches:
 
     @property
     def num_batches(self) -> int:
-        return -(-self._split.train.numel() // self._batch_size)
+        return len(_cut(self._split.train, self._batch_size))
 
     def train_batches(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         rows = self._split.train
         order = rows[torch.randperm(rows.numel(), generator=torch.Generator().manual_seed(seed))]
-        for graphs in order.split(self._batch_size):
+        for graphs in _cut(order, self._batch_size):
             batch, features, labels = self._collate(graphs)
             yield self._module(batch, features), labels
 
@@ -151,6 +153,26 @@ class GraphBatches:
         batch.set_batch_num_nodes(self._sizes[graphs])
         batch.set_batch_num_edges(self._num_edges[graphs])
         return batch.to(self._device), data.dense_features(nodes).to(self._device), data.labels[graphs].to(self._device)
+
+
+def _cut(order: Tensor, size: int) -> list[Tensor]:
+    """Cut into batches; a rest of one joins the batch before it, since a batch norm can't take a single row."""
+    batches = list(order.split(size))
+    if size > 1 and len(batches) > 1 and batches[-1].numel() == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Sample with one thread: DGL seeds each thread's generator, and which thread gets which node changes from call to call."""
+    utils = import_dgl().utils
+    before = utils.get_num_threads()
+    utils.set_num_threads(1)
+    try:
+        yield
+    finally:
+        utils.set_num_threads(before)
 
 
 def _ranges(starts: Tensor, counts: Tensor) -> Tensor:

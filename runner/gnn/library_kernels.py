@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from runner.gnn.dgl_compat import import_dgl
-from runner.kernels.density.formats import Kernel, Part
+from runner.kernels.density.formats import Kernel, Part, num_bytes_of
 
 
 def csr_dgl(part: Part) -> Kernel:
     """CSR rows, DGL's product; without weights where all are 1, which is DGL's fast path."""
     dgl, adjacency = import_dgl(), part.adjacency
     assert adjacency.num_src == adjacency.num_dst
-    empty = torch.empty(0, dtype=torch.int64)
-    graph = dgl.graph(("csc", (adjacency.indptr, adjacency.indices, empty)), num_nodes=adjacency.num_dst)
+    edge_ids = torch.arange(adjacency.num_edges)  # left out, DGL fails on weighted products of width 1
+    graph = dgl.graph(("csc", (adjacency.indptr, adjacency.indices, edge_ids)), num_nodes=adjacency.num_dst)
     weight = None if bool((part.values == 1).all()) else part.values
 
     def run(x: Tensor) -> Tensor:
@@ -23,4 +23,4 @@ def csr_dgl(part: Part) -> Kernel:
         )
         return product
 
-    return Kernel("csr_dgl", run, 0)
+    return Kernel("csr_dgl", run, num_bytes_of(adjacency.indptr, adjacency.indices, edge_ids, part.values))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.errors import ConfigError
+from runner.errors import ConfigError, UserError
 from runner.gnn.batches import BatchSource
 from runner.gnn.metrics import evaluate
 from runner.schema import TrainConfig
@@ -141,7 +142,7 @@ class Trainer:
         )
 
     def _out_of_patience(self) -> bool:
-        return bool(self.config.patience) and self.progress.epoch - self.progress.best_seen_at > self.config.patience
+        return bool(self.config.patience) and self.progress.epoch - self.progress.best_seen_at >= self.config.patience
 
     def _epoch(self, epoch: int) -> dict[str, float]:
         lr = float(self.optimizer.param_groups[0]["lr"])
@@ -154,6 +155,11 @@ class Trainer:
             total += train_step(batch, self.optimizer).cpu().double() * size
             count += size
         self.schedule.step()
+        if not math.isfinite(float(total)):
+            raise UserError(
+                f"training diverged: the loss is {float(total)} in epoch {epoch} with seed {self.seed}; lower train.lr={self.config.lr}, "
+                "or normalise the features (dataset.normalize)"
+            )
         record = {
             "epoch": epoch,
             "loss": float(total / max(count, 1)),

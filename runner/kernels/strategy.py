@@ -26,13 +26,13 @@ class Program:
     Attributes:
         forward: the module as it is: features [N, F] -> [N, K].
         capture: returns the op graph of the training (True) or evaluation (False) forward.
-        adjacency: the graph.
+        adjacency: returns the graph; built at the first call, so that who needs it pays for it.
         library_kernels: the framework's own SpMM, as a candidate beside ours.
     """
 
     forward: Callable[[Tensor], Tensor]
     capture: Callable[[bool], OpGraph]
-    adjacency: Adjacency
+    adjacency: Callable[[], Adjacency]
     library_kernels: Sequence[Factory] = ()
 
 
@@ -145,11 +145,6 @@ class Stopwatch:
         result = work()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
         return result
-
-
-def num_bytes(tensors: Sequence[Tensor]) -> int:
-    """Return the memory that tensors take."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def inverse(order: Tensor) -> Tensor:

@@ -6,15 +6,16 @@ Legend: N nodes, K classes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from runner.errors import VerificationError
 from runner.kernels.lower import Executable
-from runner.kernels.opgraph import Op, OpGraph
+from runner.kernels.opgraph import Call, Op, OpGraph
 
 # Of the largest entry of what is compared. Two fp32 programs that sum in another order differ by some 1e-7 an op: the runner's models
 # with batch norm by 1e-6 (measured on planted graphs of 4 000 and 20 000 nodes).
@@ -24,6 +25,8 @@ GRADIENT_TOLERANCE = 1e-4
 # terms cancel: there only rounding is left to compare. With this floor such a gradient may differ by 1e-6 of the largest one,
 # 8 units in its last place.
 _GRADIENT_FLOOR = 1e-2
+# More than rounding can do to the baseline itself: past it the fp64 run isn't of the same program.
+_OWN_LIMIT = 1e-3
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,12 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Answer:
-    """Output [N, K] in the graph's own order, loss, and the gradient of each parameter by name."""
+    """Output [N, K] in the graph's own order, loss, the gradient of each parameter and each buffer's new value, by name."""
 
     output: Tensor
     loss: float
     gradients: dict[str, Tensor]
+    buffers: dict[str, Tensor] = field(default_factory=dict)
 
 
 def answer(module: nn.Module, forward: Callable[[], Tensor], loss: Callable[[Tensor], Tensor], seed: int) -> Answer:
@@ -67,12 +71,42 @@ def answer(module: nn.Module, forward: Callable[[], Tensor], loss: Callable[[Ten
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach().clone()
         for name, parameter in module.named_parameters()
     }
+    after = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     module.zero_grad(set_to_none=True)
     module.train(was_training)
     with torch.no_grad():
         for name, buffer in module.named_buffers():
             buffer.copy_(buffers[name])
-    return Answer(output.detach(), float(value.detach()), gradients)
+    return Answer(output.detach(), float(value.detach()), gradients, after)
+
+
+def evaluation(module: nn.Module, forward: Callable[[], Tensor]) -> Tensor:
+    """Run forward once in evaluation mode, without gradients; the mode is left as it was."""
+    was_training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            return forward()
+    finally:
+        module.train(was_training)
+
+
+@contextmanager
+def other_weights(module: nn.Module, seed: int) -> Iterator[None]:
+    """Move every parameter by a tenth of its spread. A value of the first weights that was baked in shows only on others."""
+    generator = torch.Generator().manual_seed(seed)
+    saved = [parameter.detach().clone() for parameter in module.parameters()]
+    with torch.no_grad():
+        for parameter in module.parameters():
+            noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+            spread = float(parameter.std()) if parameter.numel() > 1 else 0.0
+            parameter.add_(noise, alpha=0.1 * (spread or 1.0))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, before in zip(module.parameters(), saved, strict=True):
+                parameter.copy_(before)
 
 
 def compare(expected: Answer, found: Answer) -> Agreement:
@@ -88,7 +122,24 @@ def compare(expected: Answer, found: Answer) -> Agreement:
     loss = relative_difference(
         torch.tensor(expected.loss, dtype=torch.float64), torch.tensor(found.loss, dtype=torch.float64)
     )
-    return Agreement(relative_difference(expected.output, found.output), loss, differences.get(worst, 0.0), worst)
+    moved = [
+        relative_difference(buffer, found.buffers[name])
+        for name, buffer in expected.buffers.items()
+        if name in found.buffers
+    ]
+    output = max([relative_difference(expected.output, found.output), *moved])
+    return Agreement(output, loss, differences.get(worst, 0.0), worst)
+
+
+def worse_of(one: Agreement, other: Agreement) -> Agreement:
+    """Return the larger of each difference."""
+    worst = one if one.max_grad_diff >= other.max_grad_diff else other
+    return Agreement(
+        max(one.max_output_diff, other.max_output_diff),
+        max(one.max_loss_diff, other.max_loss_diff),
+        worst.max_grad_diff,
+        worst.worst_gradient,
+    )
 
 
 def relative_difference(expected: Tensor, found: Tensor, floor: float = 0.0) -> float:
@@ -98,11 +149,16 @@ def relative_difference(expected: Tensor, found: Tensor, floor: float = 0.0) -> 
     if expected.shape != found.shape:
         return float("inf")
     expected, found = expected.double(), found.double()
-    same_nan = torch.isnan(expected) == torch.isnan(found)
-    if not same_nan.all():
+    finite = torch.isfinite(expected)
+    if (
+        not torch.equal(torch.nan_to_num(expected[~finite]), torch.nan_to_num(found[~finite]))
+        or not torch.isfinite(found[finite]).all()
+    ):
         return float("inf")
-    difference = float(torch.nan_to_num(found - expected).abs().max())
-    scale = max(float(torch.nan_to_num(expected).abs().max()), floor)
+    if not finite.any():
+        return 0.0
+    difference = float((found - expected)[finite].abs().max())
+    scale = max(float(expected[finite].abs().max()), floor)
     return difference / scale if scale else (0.0 if difference == 0 else float("inf"))
 
 
@@ -129,6 +185,12 @@ def require(
         return agreement
     reference = exact()
     own, strategys = compare(reference, expected), compare(reference, found)
+    if not _within(own, _OWN_LIMIT, _OWN_LIMIT, 10 * _OWN_LIMIT):
+        raise VerificationError(
+            f"{strategy}: the captured op graph is not the module: in fp64 its output is off by {own.max_output_diff:.1e}, "
+            f"its loss by {own.max_loss_diff:.1e}, its gradient of {own.worst_gradient} by {own.max_grad_diff:.1e}; forward does something "
+            "that wasn't recorded, use kernel=baseline"
+        )
     if _within(
         strategys,
         max(2 * own.max_output_diff, OUTPUT_TOLERANCE),
@@ -206,5 +268,10 @@ def first_difference(
         for ref, right, given in zip(op.outputs, wanted, outputs, strict=True):
             is_node = graph.values[ref.index].space == "node"
             if relative_difference(right, restore(given) if is_node else given) > OUTPUT_TOLERANCE:
-                return f"'{op.label}' ({op.where}, %{ref.index})"
+                positions = (
+                    "; a model that goes by nodes' positions needs kernel.partition=none"
+                    if isinstance(op, Call)
+                    else ""
+                )
+                return f"'{op.label}' ({op.where}, %{ref.index}{positions})"
     return "the backward of an op (every forward value agrees)"

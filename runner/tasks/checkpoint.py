@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from runner.errors import ConfigError
+from runner.gnn.train import Trainer
 from runner.results import flat_config, plain, write_atomically
 from runner.schema import Config
 
@@ -42,12 +43,14 @@ class Checkpoint:
     Attributes:
         done: result and history of each finished run, in order.
         trainer: state of the run in progress; empty between runs.
+        weights: of the best finished run by validation metric.
         data_hash: of the graph.
     """
 
     data_hash: str
     done: list[dict[str, Any]] = field(default_factory=list)
     trainer: dict[str, Any] = field(default_factory=dict)
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 def save(path: Path, config: Config, checkpoint: Checkpoint) -> None:
@@ -60,6 +63,7 @@ def save(path: Path, config: Config, checkpoint: Checkpoint) -> None:
             "data_hash": checkpoint.data_hash,
             "done": checkpoint.done,
             "trainer": checkpoint.trainer,
+            "weights": checkpoint.weights,
         },
         content,
     )
@@ -77,7 +81,8 @@ def load(path: Path, config: Config, data_hash: str) -> Checkpoint:
         raise ConfigError(f"train.resume={path}: no {FILE} there")
     try:
         stored = torch.load(file, weights_only=True)
-        fmt, options = stored["format"], stored["options"]
+        fmt, options, stored_hash = stored["format"], dict(stored["options"]), str(stored["data_hash"])
+        done, trainer, weights = list(stored["done"]), dict(stored["trainer"]), dict(stored["weights"])
     except Exception as error:  # torch raises a dozen kinds for a bad file
         raise ConfigError(
             f"train.resume={path}: not a checkpoint ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
@@ -89,11 +94,24 @@ def load(path: Path, config: Config, data_hash: str) -> Checkpoint:
             raise ConfigError(
                 f"train.resume={path}: made with {name}={options.get(name)}, now it is {value}; resume with the same options"
             )
-    if stored["data_hash"] != data_hash:
+    if stored_hash != data_hash:
+        raise ConfigError(f"train.resume={path}: made on another graph (content {stored_hash}, now {data_hash})")
+    return Checkpoint(data_hash, done, trainer, weights)
+
+
+def restore(trainer: Trainer, checkpoint: Checkpoint, path: str | None) -> None:
+    """Give a trainer the state of the run in progress.
+
+    Raises:
+        ConfigError: where it is not of this model.
+    """
+    try:
+        trainer.restore(checkpoint.trainer)
+    except Exception as error:  # a damaged or foreign state fails in torch in many ways
+        reason = " ".join(str(error).split())[:160]
         raise ConfigError(
-            f"train.resume={path}: made on another graph (content {stored['data_hash']}, now {data_hash})"
-        )
-    return Checkpoint(data_hash, stored["done"], stored["trainer"])
+            f"train.resume={path}: the checkpoint is not of this model ({type(error).__name__}: {reason})"
+        ) from error
 
 
 def _options(config: Config) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from runner.errors import ConfigError, UserError
+from runner.errors import ConfigError, UserError, VerificationError
 from runner.gnn.batches import to_dgl
 from runner.gnn.capture import capture
 from runner.gnn.data.graph_data import GraphData, Split
@@ -25,7 +25,18 @@ from runner.kernels.adjacency import Adjacency
 from runner.kernels.density.strategy import DensityAdaptive
 from runner.kernels.opgraph import OpGraph
 from runner.kernels.strategy import Baseline, Prepared, Program, Strategy
-from runner.kernels.verify import Agreement, answer, answer_in_fp64, first_difference, require
+from runner.kernels.verify import (
+    OUTPUT_TOLERANCE,
+    Agreement,
+    answer,
+    answer_in_fp64,
+    evaluation,
+    first_difference,
+    other_weights,
+    relative_difference,
+    require,
+    worse_of,
+)
 from runner.results import RunFolder
 from runner.schema import Config, KernelConfig, used_strategies
 from runner.tracking import Sinks
@@ -86,7 +97,7 @@ def check_against_data(config: Config, data: GraphData) -> None:
     check_metric(config.train.metric, data.num_classes)
     if config.model.edge_weight and data.edge_weight is None:
         raise ConfigError(f"model.edge_weight=true: {data.name} has no edge weights")
-    needs_positive = config.model.edge_weight and config.model.name in ("gcn", "sgc", "appnp")
+    needs_positive = config.model.edge_weight and config.model.name in ("sgc", "appnp")
     if needs_positive and data.edge_weight is not None and bool((data.edge_weight <= 0).any()):
         edge = int((data.edge_weight <= 0).nonzero()[0])
         raise ConfigError(
@@ -157,7 +168,7 @@ class FullGraphExperiment:
         return Program(
             forward=lambda features: self.module(self.graph, features),
             capture=self._capture,
-            adjacency=self.adjacency,
+            adjacency=lambda: self.adjacency,
             library_kernels=(csr_dgl,),
         )
 
@@ -181,19 +192,27 @@ class FullGraphExperiment:
         return lambda features: prepared(features, self.module.training)
 
     def verify(self, prepared: Prepared) -> Agreement:
-        """Compare a strategy with baseline: output, loss and every gradient, dropout on, on the weights that the module has.
+        """Compare a strategy with baseline: output, loss, every gradient and buffer, dropout on, and the output in evaluation mode;
+        on the weights that the module has and on others, that the strategy hasn't seen.
 
         Raises:
             VerificationError: past tolerance, naming the op.
         """
+        agreement = self._verify_step(prepared, _VERIFY_SEED)
+        with other_weights(self.module, _VERIFY_SEED):
+            agreement = worse_of(agreement, self._verify_step(prepared, _VERIFY_SEED + 1))
+            self._verify_evaluation(prepared)
+        return agreement
+
+    def _verify_step(self, prepared: Prepared, seed: int) -> Agreement:
         rows = self.data.split.train
 
         def loss(output: Tensor) -> Tensor:
             return F.cross_entropy(output[rows], self.labels[rows])
 
-        expected = answer(self.module, lambda: self.program.forward(self.features), loss, _VERIFY_SEED)
+        expected = answer(self.module, lambda: self.program.forward(self.features), loss, seed)
         placed = prepared.place(self.features)
-        found = answer(self.module, lambda: prepared.restore(prepared(placed, True)), loss, _VERIFY_SEED)
+        found = answer(self.module, lambda: prepared.restore(prepared(placed, True)), loss, seed)
         lowered = prepared.lowered()
         if lowered is None:
             return require(prepared.name, expected, found, lambda: expected, lambda: "the module itself")
@@ -202,9 +221,20 @@ class FullGraphExperiment:
             prepared.name,
             expected,
             found,
-            lambda: answer_in_fp64(graph, self.features, loss, _VERIFY_SEED, expected),
-            lambda: first_difference(graph, executable, self.features, prepared.place, prepared.restore, _VERIFY_SEED),
+            lambda: answer_in_fp64(graph, self.features, loss, seed, expected),
+            lambda: first_difference(graph, executable, self.features, prepared.place, prepared.restore, seed),
         )
+
+    def _verify_evaluation(self, prepared: Prepared) -> None:
+        expected = evaluation(self.module, lambda: self.program.forward(self.features))
+        placed = prepared.place(self.features)
+        found = evaluation(self.module, lambda: prepared.restore(prepared(placed, False)))
+        difference = relative_difference(expected, found)
+        if difference > OUTPUT_TOLERANCE:
+            raise VerificationError(
+                f"{prepared.name} differs from baseline in evaluation mode: output by {difference:.1e} of its largest entry "
+                f"(allowed {OUTPUT_TOLERANCE:.0e})"
+            )
 
 
 def prepare_strategy(context: Context, experiment: FullGraphExperiment, name: str) -> Prepared:

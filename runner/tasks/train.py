@@ -141,20 +141,24 @@ def _full_graph_trainers(context: Context, data: GraphData, device: torch.device
 
 
 def _folds(data: GraphData, num_folds: int, seed: int) -> list[Split]:
-    """The file's own folds where it has as many, else stratified ones. As in GIN's protocol a fold validates and tests on the same part."""
+    """The file's own folds where it has as many, else stratified ones, of the labelled graphs.
+
+    As in GIN's protocol a fold validates and tests on the same part.
+    """
     if len(data.folds) == num_folds:
         return [Split(train=fold.train, val=fold.test, test=fold.test) for fold in data.folds]
-    labels = data.labels.numpy()
-    smallest = int(torch.bincount(data.labels[data.labels >= 0]).min())
+    labelled = (data.labels >= 0).nonzero().flatten()
+    labels = data.labels[labelled].numpy()
+    smallest = int(torch.bincount(data.labels[labelled]).min())
     if smallest < num_folds:
         raise ConfigError(
             f"train.folds={num_folds}: the smallest class has {smallest} graphs, a fold needs one of each class"
         )
-    cut = StratifiedKFold(num_folds, shuffle=True, random_state=seed).split(labels, labels)
-    return [
-        Split(train=torch.from_numpy(train), val=torch.from_numpy(test), test=torch.from_numpy(test))
-        for train, test in cut
-    ]
+    splits = []
+    for train, test in StratifiedKFold(num_folds, shuffle=True, random_state=seed).split(labels, labels):
+        held_out = labelled[torch.from_numpy(test)]
+        splits.append(Split(train=labelled[torch.from_numpy(train)], val=held_out, test=held_out))
+    return splits
 
 
 def _replay(context: Context, checkpoint: Checkpoint, runs: list[Run]) -> None:
@@ -177,19 +181,19 @@ def _entry(run: Run, record: dict[str, float]) -> dict[str, float]:
 
 def _train_all(context: Context, runs: list[Run], make_trainer: MakeTrainer, checkpoint: Checkpoint) -> None:
     config = context.config
-    best = max((record["val_metric"] for record in checkpoint.done), default=-1.0)
     for run in runs[len(checkpoint.done) :]:
         trainer = make_trainer(run)
         if checkpoint.trainer:
-            trainer.restore(checkpoint.trainer)
+            checkpoints.restore(trainer, checkpoint, config.train.resume)
         fit = _train_one(context, run, trainer, checkpoint)
         checkpoint.done.append(_record(run, fit))
         checkpoint.trainer = {}
+        best = max(record["val_metric"] for record in checkpoint.done)
+        if fit.val_metric == best or not checkpoint.weights:
+            checkpoint.weights = {name: value.detach().clone() for name, value in trainer.module.state_dict().items()}
         if config.train.checkpoint_every:
             checkpoints.save(context.path, config, checkpoint)
-        if fit.val_metric > best or not (context.path / "model.pt").exists():
-            best = fit.val_metric
-            _save_weights(context.path / "model.pt", trainer.module)
+    _save_weights(context.path / "model.pt", checkpoint.weights)
 
 
 def _train_one(context: Context, run: Run, trainer: Trainer, checkpoint: Checkpoint) -> FitResult:
@@ -223,14 +227,14 @@ def _record(run: Run, fit: FitResult) -> dict[str, Any]:
     }
 
 
-def _save_weights(path: Path, module: nn.Module) -> None:
+def _save_weights(path: Path, weights: dict[str, torch.Tensor]) -> None:
     content = io.BytesIO()
-    torch.save(module.state_dict(), content)
+    torch.save(weights, content)
     write_atomically(path, content.getvalue())
 
 
 def _summary(metric: str, folds: int, done: list[dict[str, Any]]) -> dict[str, Any]:
-    epoch_s = [entry["seconds"] for record in done for entry in record["history"][1:]]
+    epoch_s = [entry["seconds"] for record in done for entry in record["history"][1:] or record["history"]]
     result: dict[str, Any] = {
         "metric": metric,
         "runs": [{key: value for key, value in record.items() if key != "history"} for record in done],

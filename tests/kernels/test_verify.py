@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from runner.errors import VerificationError
-from runner.kernels.verify import Answer, answer, compare, relative_difference, require
+from runner.kernels.verify import Answer, answer, compare, other_weights, relative_difference, require
 
 
 def reference() -> Answer:
@@ -93,3 +93,30 @@ def test_answer_leaves_the_module_as_it_was() -> None:
     assert all(parameter.grad is None for parameter in module.parameters())
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_capture_that_is_not_the_module_is_refused_even_if_the_strategy_follows_it() -> None:
+    """The fp64 run is of the op graph: if that is wrong, so is the oracle, and the module itself must say so."""
+    for wrong in (
+        changed(lambda y: y + 0.5),
+        changed(w=torch.tensor([9.0, -2.0])),
+        changed(lambda y: y * float("nan")),
+    ):
+        with pytest.raises(VerificationError, match="the captured op graph is not the module"):
+            require("fast", reference(), wrong, lambda wrong=wrong: wrong, lambda: "x")  # type: ignore[misc]
+
+
+def test_infinities_must_be_the_same() -> None:
+    infinite = torch.tensor([float("inf"), 1.0])
+    assert relative_difference(infinite, infinite) == 0
+    assert relative_difference(infinite, torch.tensor([5.0, 1.0])) == float("inf")
+    assert relative_difference(infinite, -infinite) == float("inf")
+    assert relative_difference(torch.ones(2), infinite) == float("inf")
+
+
+def test_other_weights_are_other_and_put_back() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    before = [parameter.clone() for parameter in module.parameters()]
+    with other_weights(module, 1):
+        assert all(not torch.equal(parameter, old) for parameter, old in zip(module.parameters(), before, strict=True))
+    assert all(torch.equal(parameter, old) for parameter, old in zip(module.parameters(), before, strict=True))

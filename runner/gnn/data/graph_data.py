@@ -116,15 +116,16 @@ class GraphData:
     def feature_density(self) -> float:
         """Share of feature entries that are not zero."""
         size = self.features.shape[0] * self.features.shape[1]
-        nonzero = int(torch.count_nonzero(self.features)) if isinstance(self.features, Tensor) else self.features.nnz
+        is_dense = isinstance(self.features, Tensor)
+        nonzero = int(torch.count_nonzero(self.features)) if is_dense else int(np.count_nonzero(self.features.data))
         return nonzero / size if size else 0.0
 
     def dense_features(self, nodes: Tensor | None = None) -> Tensor:
         """Return float32 [N, F] (or the rows of ``nodes``) as a model takes them; CSR becomes dense here and nowhere else."""
         if isinstance(self.features, Tensor):
-            return self.features if nodes is None else self.features[nodes]
+            return self.features.contiguous() if nodes is None else self.features[nodes]
         rows = self.features if nodes is None else self.features[nodes.numpy()]
-        return torch.from_numpy(rows.toarray())
+        return torch.from_numpy(np.ascontiguousarray(rows.toarray()))
 
     @cached_property
     def content_hash(self) -> str:

@@ -85,7 +85,7 @@ def _draw_pairs(
         u, v = order[first], order[second]
         fresh = (np.minimum(u, v) * num_nodes + np.maximum(u, v))[u != v]
         codes = np.concatenate([codes, np.setdiff1d(fresh, codes)])
-    if len(codes) < wanted and num_nodes <= _MAX_COMPLETE:
+    if len(codes) < wanted and num_nodes <= _MAX_COMPLETE and intra_fraction < 1:
         codes = np.concatenate([codes, _draw_rest(rng, codes, num_nodes, wanted - len(codes))])
     return np.stack([codes // num_nodes, codes % num_nodes], axis=1)
 

@@ -40,12 +40,17 @@ class Kernel:
     Attributes:
         name: format and library: ``csr_torch``.
         run: float32 [M, F] -> [N, F].
-        num_bytes: what the format keeps in memory beyond the part itself.
+        num_bytes: what it keeps in memory.
     """
 
     name: str
     run: SpMM
     num_bytes: int
+
+
+def num_bytes_of(*tensors: Tensor) -> int:
+    """Return the memory that tensors take."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def csr_torch(part: Part) -> Kernel:
@@ -61,7 +66,8 @@ def csr_torch(part: Part) -> Kernel:
             (adjacency.num_dst, adjacency.num_src),
             check_invariants=False,
         )
-    return Kernel("csr_torch", lambda x: matrix @ x, 0)
+    held = num_bytes_of(adjacency.indptr, adjacency.indices, part.values)
+    return Kernel("csr_torch", lambda x: matrix @ x, held)
 
 
 def coo_torch(part: Part) -> Kernel:
@@ -72,7 +78,7 @@ def coo_torch(part: Part) -> Kernel:
     def run(x: Tensor) -> Tensor:
         return x.new_zeros(num_rows, x.shape[1]).index_add_(0, rows, x[columns] * values)
 
-    return Kernel("coo_torch", run, rows.numel() * rows.element_size())
+    return Kernel("coo_torch", run, num_bytes_of(rows, columns, values))
 
 
 def dense_blocks(part: Part) -> Kernel | None:
@@ -96,4 +102,4 @@ def dense_blocks(part: Part) -> Kernel | None:
         product = torch.bmm(tiles, filled.view(num_blocks, width, -1)).view(padded, -1)
         return product if slots.numel() == padded else product[slots]
 
-    return Kernel("dense_blocks", run, num_bytes)
+    return Kernel("dense_blocks", run, num_bytes_of(tiles, slots))

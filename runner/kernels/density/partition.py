@@ -86,4 +86,9 @@ def _run_metis(graph: sparse.csr_array, num_parts: int) -> Tensor:
                 f"METIS failed with exit code {done.returncode} on {graph.shape[0]} nodes ({last[0]}); "
                 "kernel.partition=none goes without it"
             )
-        return torch.from_numpy(np.load(found, allow_pickle=False).astype(np.int64))
+        part = np.load(found, allow_pickle=False) if found.is_file() else np.empty(0, np.int64)
+        if part.shape != (graph.shape[0],) or part.min() < 0 or part.max() >= num_parts:
+            raise UserError(
+                f"METIS returned {part.shape} parts for {graph.shape[0]} nodes; kernel.partition=none goes without it"
+            )
+        return torch.from_numpy(part.astype(np.int64))

@@ -20,12 +20,12 @@ from torch.autograd.function import FunctionCtx
 
 from runner.errors import UserError
 from runner.kernels.adjacency import Adjacency
-from runner.kernels.density.formats import Part, SpMM
+from runner.kernels.density.formats import Part, SpMM, num_bytes_of
 from runner.kernels.density.partition import Partition, partition
 from runner.kernels.density.select import Candidates, Choice, choose
 from runner.kernels.lower import Executable, Kernel, Resolve, dropout_arguments, fill, is_dropout
 from runner.kernels.opgraph import Aggregate, Call, Op, OpGraph
-from runner.kernels.strategy import Prepared, Program, Stopwatch, inverse, num_bytes
+from runner.kernels.strategy import Prepared, Program, Stopwatch, inverse
 from runner.units import format_seconds
 
 
@@ -47,16 +47,16 @@ class DensityAdaptive:
             UserError: where the model has no sum or mean with fixed scalar weights, or has message passing of another kind.
         """
         watch = Stopwatch()
+        adjacency: Adjacency = watch.measure("build", program.adjacency)
         graphs = {training: watch.measure("capture", partial(program.capture, training)) for training in (True, False)}
         for graph in graphs.values():
             _require_spmm(graph)
-        parts: Partition = watch.measure(
-            "partition", lambda: partition(program.adjacency, self.partition, self.block_size)
-        )
-        plans = _Plans(self, program, parts, watch)
+        parts: Partition = watch.measure("partition", lambda: partition(adjacency, self.partition, self.block_size))
+        plans = _Plans(self, program, adjacency, parts, watch)
         lowered = {
             training: Executable(graph, plans.lower, plans.constants(graph)) for training, graph in graphs.items()
         }
+        plans.release()
         return PreparedDensity(graphs, lowered, plans, watch.seconds)
 
 
@@ -69,6 +69,9 @@ def spmm_reason(graph: OpGraph, op: Op) -> str | None:
     if op.reduce not in ("sum", "mean"):
         return f"'{op.label}' ({op.where}) is not a sum or mean"
     targets = [operand.target for operand in op.operands]
+    dtype = graph.values[op.outputs[0].index].dtype
+    if dtype != torch.float32:
+        return f"'{op.label}' ({op.where}) is in {str(dtype).removeprefix('torch.')}, the kernels are for float32"
     if op.operation == "copy" and targets == ["u"]:
         return None
     if op.operation != "mul" or sorted(targets) != ["e", "u"]:
@@ -104,14 +107,17 @@ class _Matrix:
 class _Plans:
     """The renumbered graph, its parts, and the kernels chosen so far."""
 
-    def __init__(self, options: DensityAdaptive, program: Program, parts: Partition, watch: Stopwatch) -> None:
+    def __init__(
+        self, options: DensityAdaptive, program: Program, adjacency: Adjacency, parts: Partition, watch: Stopwatch
+    ) -> None:
         self.options, self.program, self.parts, self.watch = options, program, parts, watch
         self.order, self.rank = parts.order, inverse(parts.order)
-        self.adjacency: Adjacency = watch.measure("build", lambda: program.adjacency.permuted(parts.order))
+        self.adjacency: Adjacency = watch.measure("build", lambda: adjacency.permuted(parts.order))
         block = parts.part_of_row
-        self.is_intra = block[self.adjacency.rows] == block[self.adjacency.indices]
-        self.intra_fraction = float(self.is_intra.float().mean()) if self.is_intra.numel() else 0.0
-        self.is_split = self.intra_fraction >= options.min_intra_fraction and not bool(self.is_intra.all())
+        inside = block[self.adjacency.rows] == block[self.adjacency.indices]
+        self.num_intra = int(inside.sum())
+        self.intra_fraction = self.num_intra / max(inside.numel(), 1)
+        self.is_split = self.intra_fraction >= options.min_intra_fraction and not bool(inside.all())
         degree = self.adjacency.in_degrees.clamp(min=1).float()
         self.inverse_degree = (1 / degree).unsqueeze(1)
         self._matrices: dict[int | None, _Matrix] = {}
@@ -225,20 +231,27 @@ class _Plans:
             for (width, direction), choice in matrix.choices.items()
         ]
 
-    def resident_bytes(self) -> int:
-        """Memory of the renumbered graph, its parts and formats."""
-        total = num_bytes(
-            [self.order, self.rank, self.adjacency.indptr, self.adjacency.indices, self.adjacency.edge_ids]
-        )
+    def release(self) -> None:
+        """Let go of the kernels that were not chosen, and of the parts that only they need."""
         for matrix in self._matrices.values():
-            total += sum(choice.num_bytes for choice in matrix.choices.values())
-            for candidates in {id(side): side for side in (matrix.forward, matrix.backward)}.values():
-                for part in (candidates.whole, candidates.intra, candidates.inter):
-                    if part is not None:
-                        total += num_bytes(
-                            [part.adjacency.indptr, part.adjacency.indices, part.adjacency.edge_ids, part.values]
-                        )
-        return total
+            for candidates in (matrix.forward, matrix.backward):
+                candidates.kernels.clear()
+            matrix.forward = matrix.backward = _nothing()
+
+    def resident_bytes(self) -> int:
+        """Memory of the order of the nodes and of the chosen kernels, each counted once."""
+        chosen = {
+            id(kernel): kernel.num_bytes
+            for matrix in self._matrices.values()
+            for choice in matrix.choices.values()
+            for kernel in choice.kernels
+        }
+        return num_bytes_of(self.order, self.rank, self.inverse_degree) + sum(chosen.values())
+
+
+def _nothing() -> Candidates:
+    empty = torch.empty(0, dtype=torch.int64)
+    return Candidates(Part(Adjacency(torch.zeros(1, dtype=torch.int64), empty, empty, 0), torch.empty(0)), None, None)
 
 
 class _SpMM(torch.autograd.Function):
@@ -294,7 +307,7 @@ class PreparedDensity:
             "num_parts": int(sizes.numel()),
             "mean_part_size": float(sizes.mean()),
             "intra_fraction": plans.intra_fraction,
-            "intra_density": float(plans.is_intra.sum() / (sizes * sizes).sum()),
+            "intra_density": plans.num_intra / float((sizes * sizes).sum()),
             "split": plans.is_split,
             "choices": plans.all_choices(),
         }
