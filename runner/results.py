@@ -67,10 +67,17 @@ def write_atomically(path: Path, content: bytes) -> None:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
+        os.chmod(name, 0o666 & ~_umask())  # noqa: PTH101 (a temporary file is made for its owner alone)
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def plain(value: Any) -> Any:
@@ -81,6 +88,8 @@ def plain(value: Any) -> Any:
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple | set):
         return [plain(entry) for entry in value]
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, str | int | float | bool) or value is None else str(value)
@@ -219,7 +228,8 @@ def read_result(path: Path) -> dict[str, Any]:
 
 def _is_alive(process: dict[str, Any]) -> bool:
     try:
-        return abs(psutil.Process(process["pid"]).create_time() - process["created"]) < 1
+        found = psutil.Process(process["pid"])
+        return abs(found.create_time() - process["created"]) < 1 and found.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 

@@ -244,8 +244,8 @@ def _report(context: Context, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         if row["curve_max_loss_diff"] > _CURVE_LIMIT:
             context.say(
-                f"note: the training loss of {row['name']} leaves baseline's by {row['curve_max_loss_diff']:.1e} within {CURVE_EPOCHS} epochs; "
-                "its answers were equal when it was verified; rounding that turns a ReLU over can do this, so look at it"
+                f"note: the training loss of {row['name']} leaves baseline's by {row['curve_max_loss_diff']:.1e} within {CURVE_EPOCHS} "
+                "epochs; its answers were equal when it was verified; rounding that turns a ReLU over can do this"
             )
     context.sinks.table("strategies", columns, cells)
     context.sinks.summary(

@@ -14,9 +14,22 @@ from runner.errors import DataError
 from runner.gnn.data.graph_data import Array
 from runner.units import format_bytes
 
+_CHUNK = 2**20
+MAX_NODES = 5 * 10**8  # a few int64 arrays of this size are what a workstation holds
 MAX_BYTES = (
     8 * 2**30
 )  # of one file once unpacked: above the largest graph that fits these loaders, below what fills a workstation
+
+
+def check_num_nodes(path: Path, num_nodes: int) -> int:
+    """Return a declared number of nodes.
+
+    Raises:
+        DataError: where it is more than could ever be held; nothing of that size must be allocated first.
+    """
+    if num_nodes > MAX_NODES:
+        raise DataError(f"{path}: {num_nodes} nodes, the limit is {MAX_NODES}")
+    return num_nodes
 
 
 def one_line(error: Exception) -> str:
@@ -108,9 +121,11 @@ def read_text(path: Path) -> bytes:
         return path.read_bytes()
     try:
         with gzip.open(path) as stream:
-            content = stream.read(MAX_BYTES + 1)
+            content = bytearray()
+            while len(content) <= MAX_BYTES and (chunk := stream.read(_CHUNK)):
+                content += chunk
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path}: not a complete gzip file: {one_line(error)}") from error
     if len(content) > MAX_BYTES:
         raise DataError(f"{path}: unpacks to more than {format_bytes(MAX_BYTES)}, the limit")
-    return content
+    return bytes(content)

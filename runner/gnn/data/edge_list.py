@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,12 @@ from runner.gnn.data.archive import one_line, read_text
 from runner.gnn.data.graph_data import RawGraph
 
 _COMMENTS = ("#", "%", "//")
-_HEADER_WORDS = frozenset(("source", "src", "from", "fromnodeid", "u", "head", "node1", "node_1", "id1", "i", "row"))
+_HEADER_WORDS = frozenset(
+    ("source", "src", "from", "fromnodeid", "u", "head", "node1", "node_1", "id1", "i", "row", "target", "dst", "to", "tonodeid", "v",
+     "tail", "node2", "node_2", "id2", "j", "col", "column", "destination", "from_node", "to_node")
+)  # fmt: skip
+_WHOLE_NUMBER = re.compile(r"\s*[+-]?\d+(\.0*)?\s*")
+_INLINE_COMMENT = re.compile(rb"[ \t]+#[^\n]*")
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,7 @@ class _Layout:
     num_columns: int
     skip: int
     first_is_number: bool
+    has_header: bool
 
 
 def read_edge_list(path: Path, ids: str = "auto") -> RawGraph:
@@ -42,8 +49,8 @@ def read_edge_list(path: Path, ids: str = "auto") -> RawGraph:
     Raises:
         DataError: for a line that has other columns than the first, a bad id or a bad weight; the line is named.
     """
-    content = read_text(path)
-    layout = _sniff(path, content)
+    content = _clean(path, read_text(path))
+    layout = _sniff(path, content, ids)
     table = _read_table(path, content, layout)
     numeric = layout.first_is_number if ids == "auto" else ids == "number"
     ends = _number_ids(path, content, layout, table) if numeric else table[[0, 1]].to_numpy(dtype=object)
@@ -53,16 +60,38 @@ def read_edge_list(path: Path, ids: str = "auto") -> RawGraph:
         flat, node_ids = pd.factorize(ends.ravel())
     edges = torch.from_numpy(np.ascontiguousarray(flat.reshape(-1, 2), dtype=np.int64))
     dense = numeric and len(node_ids) > 0 and int(node_ids[-1]) == len(node_ids) - 1
+    weight = _weights(path, content, layout, table)
+    notes = [f"read {len(table)} edges from {path.name}"]
+    if layout.has_header:
+        notes.append("the first line is a header")
+    if weight is not None:
+        notes.append("column 3 is the edge weight")
+    if layout.num_columns > 3:
+        notes.append(f"left out: columns 4 to {layout.num_columns}")
+    if not dense:
+        notes.append("node ids of the file renumbered from 0")
     return RawGraph(
         name=path.name.split(".")[0],
         src=edges[:, 0].contiguous(),
         dst=edges[:, 1].contiguous(),
         num_nodes=len(node_ids),
-        edge_weight=_weights(path, content, layout, table),
+        edge_weight=weight,
         node_ids=None if dense else node_ids,
-        notes=(f"read {len(table)} edges from {path.name}",)
-        + (() if dense else ("node ids of the file renumbered to 0 …",)),
+        notes=tuple(notes),
     )
+
+
+def _clean(path: Path, content: bytes) -> bytes:
+    """Return UTF-8 text with line ends of one kind and without a byte-order mark or comments behind the data."""
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise DataError(f"{path}: UTF-16 text; save it as UTF-8")
+    content = content.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}, line {line}: not UTF-8 text ({error.reason})") from error
+    return _INLINE_COMMENT.sub(b"", content) if b"#" in content else content
 
 
 def _data_lines(content: bytes) -> Iterator[tuple[int, str]]:
@@ -73,26 +102,39 @@ def _data_lines(content: bytes) -> Iterator[tuple[int, str]]:
             yield number, text
 
 
-def _sniff(path: Path, content: bytes) -> _Layout:
+def _sniff(path: Path, content: bytes, ids: str) -> _Layout:
     lines = _data_lines(content)
     first = next(lines, None)
     if first is None:
         raise DataError(f"{path}: no edges: no line holds data")
     number, text = first
-    separator = next((sign for sign in (",", ";", "\t") if sign in text), r"\s+")
+    separator = next((sign for sign in ("\t", ";", ",") if sign in text), r"\s+")
     fields = _cut(path, number, text, separator)
     second = next(lines, None)
     later = _cut(path, second[0], second[1], separator) if second else []
-    is_header = not _is_number(fields[0]) and (
-        fields[0].lower() in _HEADER_WORDS or (bool(later) and _is_number(later[0]))
-    )
-    if is_header:
+    has_header = _is_header(fields, later, ids)
+    if has_header:
         if second is None:
             raise DataError(f"{path}: no edges: no line after the header holds data")
         number, fields = second[0], later
+    if fields and not fields[-1]:
+        fields.pop()  # every line ends with a separator
     if len(fields) < 2:
         raise DataError(f"{path}, line {number}: '{text[:60]}' has one column; an edge needs a source and a target")
-    return _Layout(separator, len(fields), number - 1, _is_number(fields[0]) and _is_number(fields[1]))
+    numeric = _is_number(fields[0]) and _is_number(fields[1])
+    return _Layout(separator, len(fields), number - 1, numeric, has_header)
+
+
+def _is_header(fields: list[str], later: list[str], ids: str) -> bool:
+    """Whether the first line names columns: by known words, or by being no numbers where the second line is."""
+    ends = fields[:2]
+    if len(ends) == 2 and all(field.lower() in _HEADER_WORDS for field in ends):
+        return True
+    return (
+        ids != "text"
+        and all(field and not _is_number(field) for field in ends)
+        and all(_is_number(field) for field in later[:2] or [""])
+    )
 
 
 def _cut(path: Path, number: int, text: str, separator: str) -> list[str]:
@@ -106,11 +148,7 @@ def _cut(path: Path, number: int, text: str, separator: str) -> list[str]:
 
 
 def _is_number(text: str) -> bool:
-    try:
-        int(text)
-    except ValueError:
-        return False
-    return True
+    return _WHOLE_NUMBER.fullmatch(text) is not None
 
 
 def _read_table(path: Path, content: bytes, layout: _Layout) -> pd.DataFrame:
@@ -146,9 +184,15 @@ def _read_table(path: Path, content: bytes, layout: _Layout) -> pd.DataFrame:
 
 def _wrong_columns(path: Path, content: bytes, layout: _Layout) -> DataError | None:
     for number, text in _data_lines(content):
-        if number > layout.skip and len(_cut(path, number, text, layout.separator)) != layout.num_columns:
-            found = len(_cut(path, number, text, layout.separator))
-            return DataError(f"{path}, line {number}: {found} columns, the first row has {layout.num_columns}")
+        if number <= layout.skip:
+            continue
+        fields = _cut(path, number, text, layout.separator)
+        if len(fields) > layout.num_columns and not fields[-1]:
+            fields.pop()
+        if len(fields) != layout.num_columns:
+            return DataError(f"{path}, line {number}: {len(fields)} columns, the first row has {layout.num_columns}")
+        if "" in fields:
+            return DataError(f"{path}, line {number}: column {fields.index('') + 1} is empty")
     return None
 
 
@@ -162,16 +206,14 @@ def _number_ids(path: Path, content: bytes, layout: _Layout, table: pd.DataFrame
     columns = []
     for column in (0, 1):
         values = pd.to_numeric(table[column], errors="coerce")
-        bad = np.flatnonzero(
-            values.isna().to_numpy() | ~table[column].str.fullmatch(r"\s*[+-]?\d+\s*").to_numpy(dtype=bool)
-        )
+        bad = np.flatnonzero(~table[column].str.fullmatch(_WHOLE_NUMBER.pattern).to_numpy(dtype=bool))
         if len(bad):
             text = table[column].iloc[bad[0]]
             raise DataError(
                 f"{path}, line {_line_of_row(content, layout, int(bad[0]))}: id '{text}' is not a number as the first "
                 "row's ids are; dataset.ids=text reads ids as text"
             )
-        if values.dtype != np.int64:
+        if values.dtype != np.int64 and (values.isna() | (values.abs() >= 2**63)).any():
             raise DataError(f"{path}: an id in column {column + 1} exceeds 64 bits; dataset.ids=text reads ids as text")
         negative = np.flatnonzero(values.to_numpy() < 0)
         if len(negative):
@@ -186,7 +228,8 @@ def _weights(path: Path, content: bytes, layout: _Layout, table: pd.DataFrame) -
     if layout.num_columns < 3 or (table[2] == "{}").all():
         return None
     values = pd.to_numeric(table[2], errors="coerce").to_numpy(dtype=np.float64)
-    bad = np.flatnonzero(~np.isfinite(values))
+    with np.errstate(over="ignore"):  # a weight too large for fp32 is as bad as an infinite one
+        bad = np.flatnonzero(~np.isfinite(values.astype(np.float32)))
     if len(bad):
         row = int(bad[0])
         raise DataError(

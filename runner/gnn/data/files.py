@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from runner.errors import DataError, suggestion
@@ -55,14 +56,21 @@ def load_file(path: Path, ids: str = "auto") -> RawGraph:
     Raises:
         DataError: where it is missing, of an unknown suffix, or bad; the line names the file and the place.
     """
-    if not path.is_file():
-        there = (
-            f"; {suggestion(path.name, [entry.name for entry in path.parent.iterdir()][:40])}"
-            if path.parent.is_dir()
-            else ""
-        )
+    if path.is_dir() or (path.exists() and not path.is_file()):
+        raise DataError(f"{path}: a folder or device, not a file")
+    if not path.exists():
+        there = ""
+        if path.parent.is_dir():
+            there = f"; {suggestion(path.name, [entry.name for entry in sorted(path.parent.iterdir())][:40])}"
         raise DataError(f"{path}: no such file{there}")
-    suffix = next((end for end in sorted(SUFFIXES, key=len, reverse=True) if path.name.endswith(end)), None)
+    try:
+        return dataclasses.replace(_read(path, ids), origin=str(path))
+    except OSError as error:
+        raise DataError(f"{path}: can't be read: {error.strerror or error}") from error
+
+
+def _read(path: Path, ids: str) -> RawGraph:
+    suffix = next((end for end in sorted(SUFFIXES, key=len, reverse=True) if path.name.lower().endswith(end)), None)
     match suffix:
         case ".npz":
             return load_npz(path)

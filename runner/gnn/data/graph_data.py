@@ -34,7 +34,8 @@ class RawGraph:
     """A graph as its file has it: checked, but nothing added, merged or dropped.
 
     Attributes:
-        name: for messages and results.
+        name: for results.
+        origin: its file, for messages; empty for a graph that has none.
         src, dst: int64 [E]; edge e goes from ``src[e]`` to ``dst[e]``. Duplicates and self loops are kept.
         num_nodes: N; isolated nodes count.
         edge_weight: float32 [E], or None where the file has no weights.
@@ -52,6 +53,7 @@ class RawGraph:
     src: Tensor
     dst: Tensor
     num_nodes: int
+    origin: str = ""
     edge_weight: Tensor | None = None
     features: Features | None = None
     tags: Tensor | None = None
@@ -116,8 +118,10 @@ class GraphData:
     def feature_density(self) -> float:
         """Share of feature entries that are not zero."""
         size = self.features.shape[0] * self.features.shape[1]
-        is_dense = isinstance(self.features, Tensor)
-        nonzero = int(torch.count_nonzero(self.features)) if is_dense else int(np.count_nonzero(self.features.data))
+        if isinstance(self.features, Tensor):
+            nonzero = int(torch.count_nonzero(self.features))
+        else:
+            nonzero = int(np.count_nonzero(self.features.data))
         return nonzero / size if size else 0.0
 
     def dense_features(self, nodes: Tensor | None = None) -> Tensor:

@@ -17,7 +17,10 @@ def load(config: DatasetConfig) -> GraphData:
     Raises:
         DataError: for a name or file that is not there, or a file that is bad.
     """
-    return prepare(_find(config), config)
+    try:
+        return prepare(_find(config), config)
+    except PermissionError as error:
+        raise DataError(f"{error.filename}: can't be read: {error.strerror}") from error
 
 
 def _find(config: DatasetConfig) -> RawGraph:

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from runner.errors import DataError, suggestion
-from runner.gnn.data.archive import one_line, read_text
+from runner.gnn.data.archive import check_num_nodes, one_line, read_text
 from runner.gnn.data.graph_data import RawGraph
 
 _FIELDS = {"real": 3, "integer": 3, "pattern": 2}
@@ -79,6 +79,7 @@ def _read_header(path: Path, content: bytes) -> _Header:
         raise DataError(
             f"{path}, line {number}: {num_rows} rows and {num_columns} columns; an adjacency matrix is square"
         )
+    check_num_nodes(path, num_rows)
     return _Header(num_rows, num_entries, _FIELDS[words[3]], _SYMMETRIES[words[4]], number)
 
 
@@ -105,7 +106,8 @@ def _read_entries(path: Path, content: bytes, header: _Header) -> tuple[np.ndarr
     for values in numbers[:2]:
         wrong = wrong | ~((values >= 1) & (values <= header.num_nodes) & (values == np.floor(values)))
     if header.num_columns == 3:
-        wrong = wrong | ~np.isfinite(numbers[2])
+        with np.errstate(over="ignore"):  # a weight too large for fp32 is as bad as an infinite one
+            wrong = wrong | ~np.isfinite(numbers[2].astype(np.float32))
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         text = " ".join(str(value) for value in table.iloc[row] if value != "")

@@ -24,7 +24,7 @@ graph_labels          [G] int64                class of each graph
 
 from __future__ import annotations
 
-import tempfile
+import io
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +32,9 @@ import torch
 from scipy import sparse
 
 from runner.errors import DataError
-from runner.gnn.data.archive import read_npz
+from runner.gnn.data.archive import check_num_nodes, read_npz
 from runner.gnn.data.graph_data import Array, Features, RawGraph, Split
+from runner.results import write_atomically
 
 FORMAT = "gearsail-graph-1"
 _LAYOUTS = (
@@ -49,7 +50,9 @@ def load_npz(path: Path) -> RawGraph:
         DataError: where the file is no npz, has none of the layouts, or its arrays don't fit together.
     """
     arrays = _Arrays(path, read_npz(path))
-    if "format" in arrays and str(arrays["format"]) == FORMAT:
+    if "format" in arrays:
+        if str(arrays["format"]) != FORMAT:
+            raise DataError(f"{path}: format '{arrays['format']}'; this version reads '{FORMAT}'")
         return _read_own(arrays)
     if "adj_indptr" in arrays:
         return _read_csr_parts(arrays)
@@ -89,10 +92,9 @@ def write_npz(path: Path, graph: RawGraph) -> None:
         suffix = "" if len(graph.splits) == 1 else f"_{index}"
         for part in ("train", "val", "test"):
             arrays[f"{part}{suffix}"] = getattr(split, part).numpy()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as stream:
-        np.savez_compressed(stream, allow_pickle=False, **arrays)
-    Path(stream.name).replace(path)
+    content = io.BytesIO()
+    np.savez_compressed(content, allow_pickle=False, **arrays)
+    write_atomically(path, content.getvalue())
 
 
 class _Arrays:
@@ -100,6 +102,7 @@ class _Arrays:
 
     def __init__(self, path: Path, arrays: dict[str, Array]) -> None:
         self.path, self._arrays = path, arrays
+        self._read: set[str] = set()
 
     @property
     def names(self) -> list[str]:
@@ -111,11 +114,21 @@ class _Arrays:
     def __getitem__(self, name: str) -> Array:
         if name not in self._arrays:
             raise DataError(f"{self.path}: array '{name}' is missing; it has {', '.join(sorted(self._arrays)[:12])}")
+        self._read.add(name)
         return self._arrays[name]
 
-    def get(self, name: str) -> Array | None:
-        """An array that may be missing."""
-        return self._arrays.get(name)
+    def first(self, *names: str) -> str | None:
+        """The first of several names for the same thing that the file uses."""
+        return next((name for name in names if name in self._arrays), None)
+
+    def notes(self, what: str) -> tuple[str, ...]:
+        """What was read, and the arrays that nothing asked for."""
+        unread = sorted(set(self._arrays) - self._read)
+        return (f"read {self.path.name} ({what})", *([f"left out: arrays {', '.join(unread)}"] if unread else []))
+
+    def add(self, name: str, array: Array) -> None:
+        """Put an array under a second name."""
+        self._arrays[name] = array
 
     def ints(self, name: str, ndim: int = 1) -> np.ndarray:
         """An integer array as int64 (floats are taken where they are whole)."""
@@ -124,16 +137,17 @@ class _Arrays:
             raise DataError(f"{self.path}: '{name}' has shape {array.shape}; {ndim} dimension(s) expected")
         if array.dtype.kind == "f" and np.array_equal(array, np.floor(array)):
             array = array.astype(np.int64)
-        if array.dtype.kind not in "iub":
+        if array.dtype.kind not in "iu":
             raise DataError(f"{self.path}: '{name}' holds {array.dtype}; integers expected")
         return array.astype(np.int64)
 
     def count(self, name: str) -> int:
-        """A non-negative integer scalar."""
+        """A number of nodes."""
         array = self[name]
-        if array.size != 1 or array.dtype.kind not in "iuf" or int(array.reshape(())) < 0:
+        value = float(array.reshape(-1)[0]) if array.size == 1 and array.dtype.kind in "iuf" else -1.0
+        if not value >= 0 or value != int(min(value, 2.0**62)):
             raise DataError(f"{self.path}: '{name}' must be one non-negative integer, it is {array.reshape(-1)[:3]}")
-        return int(array.reshape(()))
+        return check_num_nodes(self.path, int(value))
 
     def floats(self, name: str, ndim: int = 1) -> np.ndarray:
         """A numeric array as float32."""
@@ -142,7 +156,8 @@ class _Arrays:
             raise DataError(
                 f"{self.path}: '{name}' has shape {array.shape} and type {array.dtype}; {ndim} dimension(s) of numbers expected"
             )
-        return array.astype(np.float32)
+        with np.errstate(over="ignore"):
+            return array.astype(np.float32)
 
 
 def _read_own(arrays: _Arrays) -> RawGraph:
@@ -164,15 +179,15 @@ def _read_own(arrays: _Arrays) -> RawGraph:
         src=src,
         dst=dst,
         num_nodes=num_nodes,
-        edge_weight=_weight(arrays, "edge_weight", len(src)),
+        edge_weight=_weight(arrays, "edge_weight", len(src)) if "edge_weight" in arrays else None,
         features=features,
         labels=_labels(arrays, "labels", num_nodes, "node") if "labels" in arrays else None,
         splits=tuple(_index_split(arrays, f"train{end}", f"val{end}", f"test{end}", num_items) for end in suffixes),
-        tags=torch.from_numpy(arrays.ints("tags")) if "tags" in arrays else None,
+        tags=_tags(arrays, "tags", num_nodes) if "tags" in arrays else None,
         graph_offsets=offsets,
         graph_labels=graph_labels,
-        node_ids=arrays.get("node_ids"),
-        notes=(f"read {arrays.path.name} ({FORMAT})",),
+        node_ids=_node_ids(arrays, num_nodes),
+        notes=arrays.notes(FORMAT),
     )
 
 
@@ -191,7 +206,6 @@ def _read_csr_parts(arrays: _Arrays) -> RawGraph:
     labels = _labels(arrays, "labels", num_nodes, "node") if "labels" in arrays else None
     if labels is not None and "unlabeled" in arrays:
         labels[_indices(arrays, "unlabeled", num_nodes)] = -1
-    split = (_index_split(arrays, "idx_train", "idx_val", "idx_test", num_nodes),) if "idx_train" in arrays else ()
     rows = np.repeat(np.arange(num_nodes), np.diff(matrix.indptr))
     return RawGraph(
         name=arrays.path.stem,
@@ -201,8 +215,8 @@ def _read_csr_parts(arrays: _Arrays) -> RawGraph:
         edge_weight=weight,
         features=features,
         labels=labels,
-        splits=split,
-        notes=(f"read {arrays.path.name} (CSR parts): {matrix.nnz} edges",),
+        splits=_splits(arrays, num_nodes),
+        notes=arrays.notes(f"CSR parts, {matrix.nnz} edges"),
     )
 
 
@@ -211,33 +225,76 @@ def _read_edge_arrays(arrays: _Arrays) -> RawGraph:
         pair = arrays.ints("edge_index", ndim=2)
         if pair.shape[0] != 2:
             raise DataError(f"{arrays.path}: edge_index has shape {pair.shape}; (2, edges) expected")
-        ends = {"src": pair[0], "dst": pair[1]}
-        arrays = _Arrays(arrays.path, {**{name: arrays[name] for name in arrays.names}, **ends})
+        arrays.add("src", pair[0])
+        arrays.add("dst", pair[1])
     source, target = next(pair for pair in (("src", "dst"), ("src_li", "dst_li"), ("row", "col")) if pair[0] in arrays)
-    num_nodes = arrays.count("num_nodes") if "num_nodes" in arrays else None
+    features, labels = (
+        arrays.first("node_features", "features", "x", "feat"),
+        arrays.first("node_labels", "labels", "y"),
+    )
+    num_nodes = _declared_nodes(arrays, features, labels)
     src, dst = _ends(arrays, source, target, num_nodes)
     if num_nodes is None:
-        num_nodes = int(max(src.max(), dst.max())) + 1 if len(src) else 0
-    features = _dense(arrays, "node_features", num_nodes) if "node_features" in arrays else None
-    labels = _labels(arrays, "node_labels", num_nodes, "node") if "node_labels" in arrays else None
-    offsets = graph_labels = tags = None
+        num_nodes = check_num_nodes(arrays.path, int(max(src.max(), dst.max())) + 1 if len(src) else 0)
+    offsets = graph_labels = None
     if "graph_sizes" in arrays:
         offsets = _offsets_of_sizes(arrays, num_nodes)
-        graph_labels = _labels(arrays, "graph_labels", len(offsets) - 1, "graph") if "graph_labels" in arrays else None
-        tags = torch.from_numpy(arrays.ints("node_tags")) if "node_tags" in arrays else None
+        if "graph_labels" in arrays:
+            graph_labels = _labels(arrays, "graph_labels", len(offsets) - 1, "graph")
+            graph_labels = torch.unique(graph_labels, return_inverse=True)[
+                1
+            ]  # {-1, 1} are two classes here, as in TU sets
+    weight = arrays.first("edge_weight", "weight")
     return RawGraph(
         name=arrays.path.stem,
         src=src,
         dst=dst,
         num_nodes=num_nodes,
-        edge_weight=_weight(arrays, "edge_weight", len(src)),
-        features=features,
-        tags=tags,
-        labels=labels,
+        edge_weight=_weight(arrays, weight, len(src)) if weight else None,
+        features=_dense(arrays, features, num_nodes) if features else None,
+        tags=_tags(arrays, "node_tags", num_nodes) if "node_tags" in arrays else None,
+        labels=_labels(arrays, labels, num_nodes, "node") if labels else None,
+        splits=_splits(arrays, num_nodes),
         graph_offsets=offsets,
         graph_labels=graph_labels,
-        notes=(f"read {arrays.path.name} (edge arrays): {len(src)} edges",),
+        notes=arrays.notes(f"edge arrays, {len(src)} edges"),
     )
+
+
+def _declared_nodes(arrays: _Arrays, features: str | None, labels: str | None) -> int | None:
+    """The number of nodes that a file states, or that its features or labels imply."""
+    if "num_nodes" in arrays:
+        return arrays.count("num_nodes")
+    named = features or labels
+    if named is None:
+        return None
+    if arrays[named].ndim == 0:
+        raise DataError(f"{arrays.path}: '{named}' is a single value; one row a node expected")
+    return len(arrays[named])
+
+
+def _splits(arrays: _Arrays, num_nodes: int) -> tuple[Split, ...]:
+    """Public splits under any of their usual names: ``train_masks`` and so on, ``train_mask``, ``idx_train``."""
+    for train, val, test in (("train_masks", "val_masks", "test_masks"), ("train_mask", "val_mask", "test_mask")):
+        if train in arrays:
+            masks = [_masks(arrays, name, num_nodes) for name in (train, val, test)]
+            if len({len(mask) for mask in masks}) != 1:
+                raise DataError(f"{arrays.path}: {train}, {val} and {test} have {[len(mask) for mask in masks]} rows")
+            parts = [[torch.from_numpy(np.flatnonzero(row)) for row in mask] for mask in masks]
+            return tuple(Split(train=one, val=two, test=three) for one, two, three in zip(*parts, strict=True))
+    if "idx_train" in arrays:
+        return (_index_split(arrays, "idx_train", "idx_val", "idx_test", num_nodes),)
+    return ()
+
+
+def _masks(arrays: _Arrays, name: str, num_nodes: int) -> Array:
+    """bool [splits, N]."""
+    masks = np.atleast_2d(arrays[name])
+    if masks.ndim != 2 or masks.shape[1] != num_nodes:
+        raise DataError(f"{arrays.path}: {name} has shape {arrays[name].shape}; (splits, {num_nodes}) expected")
+    if masks.dtype.kind not in "biu" or not np.isin(masks, (0, 1)).all():
+        raise DataError(f"{arrays.path}: {name} holds {masks.dtype}; true and false expected")
+    return masks.astype(bool)
 
 
 def _read_pairs(arrays: _Arrays) -> RawGraph:
@@ -245,29 +302,25 @@ def _read_pairs(arrays: _Arrays) -> RawGraph:
     pairs = arrays.ints("edges", ndim=2)
     if pairs.shape[1] != 2:
         raise DataError(f"{arrays.path}: edges has shape {pairs.shape}; (pairs, 2) expected")
-    num_nodes = len(arrays["node_features"]) if "node_features" in arrays else len(arrays["node_labels"])
+    features, labels = arrays.first("node_features", "features"), arrays.first("node_labels", "labels")
+    num_nodes = _declared_nodes(arrays, features, labels)
+    if num_nodes is None:
+        num_nodes = check_num_nodes(arrays.path, int(pairs.max()) + 1 if len(pairs) else 0)
     ends = _Arrays(arrays.path, {"edges[:, 0]": pairs[:, 0], "edges[:, 1]": pairs[:, 1]})
     u, v = _ends(ends, "edges[:, 0]", "edges[:, 1]", num_nodes)
+    again = torch.isin(u * num_nodes + v, v * num_nodes + u) & (u > v)  # the same pair, stored the other way round too
+    u, v = u[~again], v[~again]
     back = u != v  # a loop is its own reverse
-    splits = []
-    if "train_masks" in arrays:
-        masks = {part: np.atleast_2d(arrays[f"{part}_masks"]) for part in ("train", "val", "test")}
-        for part, mask in masks.items():
-            if mask.shape[1] != num_nodes:
-                raise DataError(f"{arrays.path}: {part}_masks has {mask.shape[1]} columns for {num_nodes} nodes")
-        splits = [
-            Split(**{part: torch.from_numpy(np.flatnonzero(mask[index])) for part, mask in masks.items()})
-            for index in range(len(masks["train"]))
-        ]
     return RawGraph(
         name=arrays.path.stem,
         src=torch.cat([u, v[back]]),
         dst=torch.cat([v, u[back]]),
         num_nodes=num_nodes,
-        features=_dense(arrays, "node_features", num_nodes) if "node_features" in arrays else None,
-        labels=_labels(arrays, "node_labels", num_nodes, "node") if "node_labels" in arrays else None,
-        splits=tuple(splits),
-        notes=(f"read {arrays.path.name} ({len(u)} undirected edges, both directions made)",),
+        features=_dense(arrays, features, num_nodes) if features else None,
+        labels=_labels(arrays, labels, num_nodes, "node") if labels else None,
+        splits=_splits(arrays, num_nodes),
+        notes=(*arrays.notes(f"{len(u)} undirected edges, both directions made"),)
+        + ((f"{int(again.sum())} pairs were stored both ways, kept once",) if again.any() else ()),
     )
 
 
@@ -309,13 +362,18 @@ def _csr(arrays: _Arrays, prefix: str, num_rows: int) -> sparse.csr_array:
     matrix = sparse.csr_array((data, indices, indptr), shape=(int(shape[0]), int(shape[1])))
     if prefix != "adj":
         _check_finite(arrays, matrix)
+    elif not np.isfinite(data).all():
+        entry = int(np.flatnonzero(~np.isfinite(data))[0])
+        raise DataError(f"{arrays.path}: adj_data entry {entry}: weight {data[entry]} is not a finite number")
     return matrix
 
 
 def _dense(arrays: _Arrays, name: str, num_nodes: int) -> torch.Tensor:
     features = arrays.floats(name, ndim=2)
-    if len(features) != num_nodes:
-        raise DataError(f"{arrays.path}: '{name}' has {len(features)} rows for {num_nodes} nodes")
+    if len(features) != num_nodes or not features.shape[1]:
+        raise DataError(
+            f"{arrays.path}: '{name}' has {features.shape[0]} rows and {features.shape[1]} columns for {num_nodes} nodes"
+        )
     _check_finite(arrays, features)
     return torch.from_numpy(features)
 
@@ -331,9 +389,7 @@ def _check_finite(arrays: _Arrays, features: Array | sparse.csr_array) -> None:
         raise DataError(f"{arrays.path}: node {node}, feature {column} is {value}; features must be finite numbers")
 
 
-def _weight(arrays: _Arrays, name: str, num_edges: int) -> torch.Tensor | None:
-    if name not in arrays:
-        return None
+def _weight(arrays: _Arrays, name: str, num_edges: int) -> torch.Tensor:
     weight = arrays.floats(name)
     if len(weight) != num_edges:
         raise DataError(f"{arrays.path}: {len(weight)} edge weights for {num_edges} edges")
@@ -350,12 +406,34 @@ def _labels(arrays: _Arrays, name: str, count: int, item: str) -> torch.Tensor:
     return torch.from_numpy(labels)
 
 
-def _indices(arrays: _Arrays, name: str, count: int) -> np.ndarray:
+def _indices(arrays: _Arrays, name: str, count: int) -> Array:
+    """Distinct indices below ``count``; a mask of that length is taken too."""
+    if arrays[name].dtype.kind == "b":
+        if arrays[name].shape != (count,):
+            raise DataError(f"{arrays.path}: '{name}' is a mask of shape {arrays[name].shape} for {count}")
+        return np.flatnonzero(arrays[name])
     indices = arrays.ints(name)
     bad = np.flatnonzero((indices < 0) | (indices >= count))
     if len(bad):
         raise DataError(f"{arrays.path}: '{name}' entry {bad[0]}: {indices[bad[0]]} is out of range, there are {count}")
-    return indices
+    return np.unique(indices)
+
+
+def _tags(arrays: _Arrays, name: str, num_nodes: int) -> torch.Tensor:
+    """Tags renumbered from 0."""
+    tags = arrays.ints(name)
+    if len(tags) != num_nodes:
+        raise DataError(f"{arrays.path}: '{name}' has {len(tags)} entries for {num_nodes} nodes")
+    return torch.from_numpy(np.unique(tags, return_inverse=True)[1].reshape(-1).astype(np.int64))
+
+
+def _node_ids(arrays: _Arrays, num_nodes: int) -> Array | None:
+    if "node_ids" not in arrays:
+        return None
+    ids = arrays["node_ids"]
+    if ids.shape != (num_nodes,):
+        raise DataError(f"{arrays.path}: 'node_ids' has shape {ids.shape} for {num_nodes} nodes")
+    return ids
 
 
 def _index_split(arrays: _Arrays, train: str, val: str, test: str, count: int) -> Split:

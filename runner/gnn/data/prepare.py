@@ -17,6 +17,7 @@ from runner.gnn.data.graph_data import Features, GraphData, RawGraph, Split
 from runner.schema import DatasetConfig, parse_sized
 
 _DEGREE_COLUMNS = 64  # one-hot degrees: larger ones share the last column
+_MAX_ENTRIES = 2 * 10**9  # made features: 8 GB
 _SPARSE_BELOW = 0.1  # features with fewer non-zeros than this are kept as CSR
 
 
@@ -28,13 +29,15 @@ def prepare(raw: RawGraph, config: DatasetConfig) -> GraphData:
     """
     report = list(raw.notes)
     edges = _Edges(raw.src, raw.dst, raw.edge_weight)
+    if config.task == "graph":
+        _check_graphs_apart(raw)
     if config.merge_duplicates:
         edges = _merge(edges, raw.num_nodes, report)
     if config.undirected:
         edges = _add_reverse(edges, raw.num_nodes, report)
     edges = _change_loops(edges, raw.num_nodes, config.self_loops, report)
     if not edges.src.numel():
-        raise DataError(f"{raw.name}: the graph has no edges; dataset.self_loops=add gives every node one to itself")
+        raise DataError(f"{_of(raw)}: the graph has no edges; dataset.self_loops=add gives every node one to itself")
     features = _normalize(_features(raw, edges, config, report), config.normalize, report)
     labels = _labels(raw, edges, config, report)
     split, folds = _split(raw, labels, config, report)
@@ -54,6 +57,24 @@ def prepare(raw: RawGraph, config: DatasetConfig) -> GraphData:
         node_ids=raw.node_ids,
         report=tuple(report),
     )
+
+
+def _of(raw: RawGraph) -> str:
+    """What messages call a graph: its file, or its name."""
+    return raw.origin or raw.name
+
+
+def _check_graphs_apart(raw: RawGraph) -> None:
+    if raw.graph_offsets is None:
+        return
+    graph = [torch.searchsorted(raw.graph_offsets, ends, right=True) - 1 for ends in (raw.src, raw.dst)]
+    crossing = (graph[0] != graph[1]).nonzero().flatten()
+    if crossing.numel():
+        edge = int(crossing[0])
+        raise DataError(
+            f"{_of(raw)}: edge {edge} goes from node {int(raw.src[edge])} of graph {int(graph[0][edge])} to node "
+            f"{int(raw.dst[edge])} of graph {int(graph[1][edge])}; graphs of a set must not be connected"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +128,10 @@ def _change_loops(edges: _Edges, num_nodes: int, mode: str, report: list[str]) -
 
 def _features(raw: RawGraph, edges: _Edges, config: DatasetConfig, report: list[str]) -> Features:
     kind, width = parse_sized("dataset.features", config.features, ("given", "degree", "tags"), "random")
+    if kind == "random" and raw.num_nodes * width > _MAX_ENTRIES:
+        raise DataError(
+            f"{_of(raw)}: dataset.features={config.features} for {raw.num_nodes} nodes exceeds {_MAX_ENTRIES} numbers"
+        )
     if kind == "random":
         generator = torch.Generator().manual_seed(config.seed)
         report.append(f"features: {width} random numbers a node, seed {config.seed}")
@@ -116,7 +141,7 @@ def _features(raw: RawGraph, edges: _Edges, config: DatasetConfig, report: list[
         report.append(f"features: one-hot in-degree, {_DEGREE_COLUMNS - 1} and above together")
         return _one_hot(degree, _DEGREE_COLUMNS)
     if kind == "tags" and raw.tags is None:
-        raise DataError(f"{raw.name}: no node tags are stored; use dataset.features=degree or random:WIDTH")
+        raise DataError(f"{_of(raw)}: no node tags are stored; use dataset.features=degree or random:WIDTH")
     if raw.tags is not None and (kind == "tags" or config.task == "graph"):
         tags = _one_hot(raw.tags, int(raw.tags.max()) + 1)
         joined = None if kind == "tags" else raw.features
@@ -128,7 +153,7 @@ def _features(raw: RawGraph, edges: _Edges, config: DatasetConfig, report: list[
         given = joined.numpy() if isinstance(joined, Tensor) else joined.toarray()
         return torch.from_numpy(np.concatenate([tags.toarray(), given], axis=1).astype(np.float32))
     if raw.features is None:
-        raise DataError(f"{raw.name}: no features are stored; use dataset.features=degree or random:WIDTH")
+        raise DataError(f"{_of(raw)}: no features are stored; use dataset.features=degree or random:WIDTH")
     return _compact(raw.features)
 
 
@@ -168,23 +193,27 @@ def _labels(raw: RawGraph, edges: _Edges, config: DatasetConfig, report: list[st
     kind, num_classes = parse_sized("dataset.labels", config.labels, ("given",), "degree")
     if config.task == "graph":
         if raw.graph_offsets is None or raw.graph_labels is None:
-            raise DataError(f"{raw.name}: one graph, not a labelled set of graphs; use dataset.task=node")
+            raise DataError(f"{_of(raw)}: one graph, not a labelled set of graphs; use dataset.task=node")
         if kind == "degree":
             raise DataError(
-                f"{raw.name}: dataset.labels={config.labels} labels nodes, dataset.task=graph needs the file's graph labels"
+                f"{_of(raw)}: dataset.labels={config.labels} labels nodes, dataset.task=graph needs the file's graph labels"
             )
-        return _checked(raw.graph_labels, raw.name, "graph", int(raw.graph_labels.numel()))
+        return _checked(raw.graph_labels, _of(raw), "graph", int(raw.graph_labels.numel()))
     if kind == "degree":
+        if num_classes > raw.num_nodes:
+            raise DataError(f"{_of(raw)}: dataset.labels={config.labels} for {raw.num_nodes} nodes")
         degree = torch.bincount(edges.dst, minlength=raw.num_nodes)
-        rank = torch.argsort(torch.argsort(degree, stable=True))
-        report.append(f"labels: {num_classes} classes of nodes by in-degree")
-        return rank * num_classes // raw.num_nodes
+        # nodes of equal degree share a class, so there can be fewer classes than asked for
+        place = torch.searchsorted(degree.sort().values, degree)
+        labels = torch.unique(place * num_classes // raw.num_nodes, return_inverse=True)[1]
+        report.append(f"labels: {int(labels.max()) + 1} classes of nodes by in-degree")
+        return labels
     if raw.labels is None:
         raise DataError(
-            f"{raw.name}: no node labels are stored; use dataset.labels=degree:CLASSES"
+            f"{_of(raw)}: no node labels are stored; use dataset.labels=degree:CLASSES"
             + (", or dataset.task=graph" if raw.graph_labels is not None else "")
         )
-    return _checked(raw.labels, raw.name, "node", raw.num_nodes)
+    return _checked(raw.labels, _of(raw), "node", raw.num_nodes)
 
 
 def _checked(labels: Tensor, name: str, item: str, bound: int) -> Tensor:
@@ -206,16 +235,16 @@ def _split(raw: RawGraph, labels: Tensor, config: DatasetConfig, report: list[st
     folds = of_items if is_folds else ()
     public = () if is_folds else of_items
     if config.split == "public" and not public:
-        raise DataError(f"{raw.name}: no public split is stored; use dataset.split=random")
+        raise DataError(f"{_of(raw)}: no public split is stored; use dataset.split=random")
     if public and config.split != "random":
         if config.split_index >= len(public):
-            raise DataError(f"{raw.name}: dataset.split_index={config.split_index}, the file has {len(public)} splits")
+            raise DataError(f"{_of(raw)}: dataset.split_index={config.split_index}, the file has {len(public)} splits")
         split = public[config.split_index]
         report.append(f"split: public, number {config.split_index} of {len(public)}")
     else:
         split = random_split(labels, config.train_fraction, config.val_fraction, config.split_seed)
         report.append(f"split: random, seed {config.split_seed}")
-    return _check_split(raw.name, split, labels, config, report), folds
+    return _check_split(_of(raw), split, labels, config, report), folds
 
 
 def random_split(labels: Tensor, train_fraction: float, val_fraction: float, seed: int) -> Split:
@@ -232,6 +261,8 @@ def random_split(labels: Tensor, train_fraction: float, val_fraction: float, see
 def _check_split(name: str, split: Split, labels: Tensor, config: DatasetConfig, report: list[str]) -> Split:
     if torch.isin(split.train, torch.cat([split.val, split.test])).any():
         raise DataError(f"{name}: the split has nodes both in training and in validation or test")
+    if torch.isin(split.val, split.test).any():
+        raise DataError(f"{name}: the split has nodes both in validation and in test")
     parts = {part: indices[labels[indices] >= 0] for part, indices in vars(split).items()}
     dropped = sum(indices.numel() for indices in vars(split).values()) - sum(part.numel() for part in parts.values())
     if dropped:

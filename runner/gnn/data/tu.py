@@ -47,6 +47,13 @@ def _read_dortmund(path: Path, archive: zipfile.ZipFile, stem: str, names: list[
         raise DataError(
             f"{path}: {stem}_graph_indicator.txt and {stem}_graph_labels.txt are needed beside {stem}_A.txt"
         )
+    for name, cells, columns in (("A", edges, 2), ("graph_indicator", graph_of_node, 1), ("graph_labels", labels, 1)):
+        if not len(cells) and name != "A":
+            raise DataError(f"{path}: {stem}_{name}.txt is empty")
+        if len(cells) and cells.reshape(len(cells), -1).shape[1] != columns:
+            raise DataError(f"{path}: {stem}_{name}.txt has {cells.shape[1]} columns, {columns} expected")
+        if not np.array_equal(cells, np.floor(cells)):
+            raise DataError(f"{path}: {stem}_{name}.txt holds numbers that are not whole")
     graph_of_node = graph_of_node[:, 0].astype(np.int64)
     falling = np.flatnonzero(np.diff(graph_of_node) < 0)
     if len(falling):
@@ -86,9 +93,9 @@ def _read_dortmund(path: Path, archive: zipfile.ZipFile, stem: str, names: list[
 def _parse_table(path: Path, name: str, content: bytes) -> np.ndarray:
     """Return float64 [lines, columns] of a comma-separated file of numbers."""
     rows: list[list[float]] = []
-    for number, line in enumerate(content.decode("utf-8", errors="replace").splitlines(), 1):
+    for number, line in enumerate(content.decode("utf-8", errors="replace").rstrip().splitlines(), 1):
         if not line.strip():
-            continue
+            raise DataError(f"{path}: {name}, line {number}: empty")
         try:
             rows.append([float(value) for value in line.split(",")])
         except ValueError:
@@ -117,12 +124,16 @@ def _read_blocks(path: Path, archive: zipfile.ZipFile, name: str, names: list[st
         num_graphs, number = int(lines[0]), 1
         for _ in range(num_graphs):
             size, label = (int(value) for value in lines[number].split())
+            if size < 0:
+                raise ValueError(f"a graph of {size} nodes")
             number += 1
             for node in range(size):
                 _read_node(blocks, lines[number], size, node)
                 number += 1
             blocks.labels.append(label)
             blocks.offsets.append(blocks.offsets[-1] + size)
+        if any(line.strip() for line in lines[number:]):
+            raise ValueError(f"more lines than the {num_graphs} graphs of line 1 take")
     except (ValueError, IndexError) as error:
         reason = "the file ends too early" if number >= len(lines) else error
         raise DataError(f"{path}: {name}, line {number + 1}: {reason}") from None
@@ -145,6 +156,8 @@ def _read_blocks(path: Path, archive: zipfile.ZipFile, name: str, names: list[st
 
 def _read_node(blocks: _Blocks, line: str, size: int, node: int) -> None:
     fields = line.split()
+    if len(fields) < 2:
+        raise ValueError("a node's tag and its number of neighbours expected")
     degree = int(fields[1])
     neighbors = [int(value) for value in fields[2 : 2 + degree]]
     if degree < 0 or len(neighbors) != degree:
@@ -155,13 +168,16 @@ def _read_node(blocks: _Blocks, line: str, size: int, node: int) -> None:
     blocks.tags.append(int(fields[0]))
     blocks.src += [base + neighbor for neighbor in neighbors]
     blocks.dst += [base + node] * degree
-    blocks.attributes.append([float(value) for value in fields[2 + degree :]])
+    attributes = [float(value) for value in fields[2 + degree :]]
+    if not np.isfinite(attributes).all():
+        raise ValueError("attributes must be finite numbers")
+    blocks.attributes.append(attributes)
 
 
 def _folds(path: Path, archive: zipfile.ZipFile, names: list[str], num_graphs: int) -> tuple[Split, ...]:
     by_name = {PurePosixPath(name).name: name for name in names if "fold_idx/" in name}
     splits = []
-    for fold in range(1, len(by_name) // 2 + 1):
+    for fold in range(1, (len(by_name) + 1) // 2 + 1):
         parts = []
         for part in ("train", "test"):
             name = by_name.get(f"{part}_idx-{fold}.txt")
@@ -173,6 +189,8 @@ def _folds(path: Path, archive: zipfile.ZipFile, names: list[str], num_graphs: i
                 raise DataError(f"{path}: {name}: {error}") from None
             if any(not 0 <= index < num_graphs for index in parts[-1]):
                 raise DataError(f"{path}: {name}: an index is out of range, there are {num_graphs} graphs")
+        if not all(parts) or set(parts[0]) & set(parts[1]):
+            raise DataError(f"{path}: fold {fold} of 10fold_idx is empty on one side, or has graphs on both")
         empty = torch.empty(0, dtype=torch.int64)
         splits.append(Split(train=torch.tensor(parts[0]), val=empty, test=torch.tensor(parts[1])))
     return tuple(splits)

@@ -71,6 +71,9 @@ def test_edge_list_layouts(tmp_path: Path, text: str) -> None:
         ("0 1 2.0\n1 2 nan\n", "line 2: weight 'nan'"),
         ("0 1 2.0\n1 2 x\n", "line 2: weight 'x'"),
         ("0 1\n1 99999999999999999999999\n", "exceeds 64 bits"),
+        ("0 1 1\n1 2 1e39\n", "line 2: weight '1e39'"),
+        ("0,1,2\n1,2,\n", "line 2: column 3 is empty"),
+        (",1\n1,2\n", "line 1: column 1 is empty"),
     ],
 )
 def test_bad_edge_lists(tmp_path: Path, text: str, place: str) -> None:
@@ -200,12 +203,39 @@ CSR = {"adj_data": [1.0, 1.0], "adj_indices": [1, 0], "adj_indptr": [0, 1, 2], "
         ({"src": [0], "dst": [-1]}, "edge 0: node id -1 is out of range"),
         ({"src": [[0]], "dst": [1]}, "'src' has shape (1, 1)"),
         ({"src": ["a"], "dst": [1]}, "integers expected"),
-        ({"src": [0], "dst": [1], "node_features": [[1.0], [2.0], [3.0]]}, "3 rows for 2 nodes"),
+        (
+            {"src": [0], "dst": [1], "num_nodes": 2, "node_features": [[1.0], [2.0], [3.0]]},
+            "3 rows and 1 columns for 2 nodes",
+        ),
         ({"src": [0], "dst": [1], "node_features": [[1.0], [np.inf]]}, "node 1, feature 0 is inf"),
         ({"src": [0], "dst": [1], "edge_weight": [1.0, 2.0]}, "2 edge weights for 1 edges"),
         ({"src": [0], "dst": [1], "edge_weight": [np.nan]}, "edge 0: weight nan"),
         ({"edge_index": [[0, 1]]}, "(2, edges) expected"),
         ({"edges": [[0, 5]], "node_labels": [0, 1]}, "edge 0: node id 5 is out of range"),
+        ({**CSR, "adj_data": [1.0, np.nan]}, "adj_data entry 1: weight nan"),
+        ({**CSR, "idx_train": [True], "idx_val": [1], "idx_test": [0]}, "'idx_train' is a mask of shape (1,) for 2"),
+        ({"src": [True], "dst": [1]}, "integers expected"),
+        ({"src": [0], "dst": [1], "num_nodes": np.nan}, "non-negative integer"),
+        ({"src": [0], "dst": [1], "num_nodes": 6.5}, "non-negative integer"),
+        ({"src": [0], "dst": [1], "num_nodes": 10**15}, "the limit is"),
+        ({"src": [0], "dst": [2**62]}, "the limit is"),
+        ({"src": [0], "dst": [1], "node_features": 3.0}, "single value"),
+        ({"src": [0], "dst": [1], "num_nodes": 2, "node_features": np.zeros((2, 0))}, "2 rows and 0 columns"),
+        ({"src": [0], "dst": [1], "node_tags": [1]}, "'node_tags' has 1 entries for 2 nodes"),
+        ({"src": [0], "dst": [1], "edge_weight": [1e39]}, "weight inf"),
+        (
+            {"src": [0], "dst": [1], "train_mask": [1], "val_mask": [0, 1], "test_mask": [0, 0]},
+            "train_mask has shape (1,)",
+        ),
+        (
+            {"src": [0], "dst": [1], "train_mask": [0.5, 1], "val_mask": [0, 1], "test_mask": [0, 0]},
+            "true and false expected",
+        ),
+        ({"format": "gearsail-graph-2", "src": [0], "dst": [1]}, "this version reads 'gearsail-graph-1'"),
+        (
+            {"format": "gearsail-graph-1", "src": [0], "dst": [1], "num_nodes": 2, "node_ids": [1]},
+            "'node_ids' has shape (1,)",
+        ),
         ({"src": [0], "dst": [1], "graph_sizes": [3]}, "add up to 3"),
     ],
 )
@@ -274,6 +304,13 @@ GOOD_TU = {"A": "1, 2\n2, 1\n", "graph_indicator": "1\n1\n2\n", "graph_labels": 
         ({"T": "1\n2 0\n0 2 1\n0 0\n"}, "line 3: 2 neighbours declared, 1 given"),
         ({"T": "x\n"}, "line 1"),
         ({"other": ""}, "neither"),
+        ({**GOOD_TU, "A": "1\n2\n"}, "T_A.txt has 1 columns, 2 expected"),
+        ({**GOOD_TU, "A": "1.5, 2\n"}, "not whole"),
+        ({**GOOD_TU, "A": "1, 2\n\n2, 1\n"}, "line 2: empty"),
+        ({**GOOD_TU, "graph_indicator": ""}, "graph_indicator.txt is empty"),
+        ({"T": "1\n1 0\n0 0\n1 0\n0 0\n"}, "more lines than the 1 graphs"),
+        ({"T": "1\n-2 0\n"}, "a graph of -2 nodes"),
+        ({"T": "1\n1 0\n0 0 nan\n"}, "attributes must be finite"),
     ],
 )
 def test_bad_tu_archives(tmp_path: Path, files: dict[str, str], place: str) -> None:
@@ -398,3 +435,73 @@ def test_a_damaged_file_is_an_error_or_a_graph_but_never_a_crash(
         message = ""
         assert graph.num_edges == 0 or int(torch.cat([graph.src, graph.dst]).max()) < graph.num_nodes
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("from here\nhere there\n", ["from", "here", "there"]),
+        ("src dst\na b\n", ["a", "b"]),
+        ("i,am\nam,here\n", ["i", "am", "here"]),
+        ("x7,1\n1,2\n", ["x7", "1", "2"]),
+        ("a;b,c\nb,c;a\n", ["a", "b,c"]),
+    ],
+)
+def test_text_ids_keep_their_first_row(tmp_path: Path, text: str, names: list[str]) -> None:
+    graph = load_file(write(tmp_path / "g.csv", text))
+    assert graph.node_ids is not None
+    assert graph.node_ids.tolist() == names
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\xef\xbb\xbf# c\n0 1\n1 2\n", b"# c\r0 1\r1 2\r", b"0,1,\n1,2,\n", b"0 1 # hi\n1 2\n", b"1.0 2.0\n2 3.0\n"],
+)
+def test_text_files_as_other_programs_write_them(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "g.txt").write_bytes(content)
+    assert edges(load_file(tmp_path / "g.txt")) == [(0, 1), (1, 2)]
+
+
+def test_encodings_that_are_not_utf8_are_named(tmp_path: Path) -> None:
+    (tmp_path / "g.txt").write_bytes("0 1\n".encode("utf-16"))
+    with pytest.raises(DataError, match="UTF-16 text"):
+        load_file(tmp_path / "g.txt")
+    (tmp_path / "g.txt").write_bytes(b"a b\nb \xe9\n")
+    with pytest.raises(DataError, match="line 2: not UTF-8"):
+        load_file(tmp_path / "g.txt")
+
+
+def test_what_a_file_has_and_is_not_read_is_said(tmp_path: Path) -> None:
+    graph = load_file(npz(tmp_path / "g.npz", src=[0], dst=[1], x=[[1.0], [2.0]], y=[0, 1], train_mask=[1, 0], val_mask=[0, 0],
+                          test_mask=[0, 1], positions=[1, 2]))  # fmt: skip
+    assert graph.features is not None
+    assert graph.labels is not None
+    assert graph.splits[0].test.tolist() == [1]
+    assert "left out: arrays positions" in graph.notes
+    graph = load_file(write(tmp_path / "g.csv", "src,dst,weight,time\n0,1,2,3\n"))
+    assert {"the first line is a header", "column 3 is the edge weight", "left out: columns 4 to 4"} <= set(graph.notes)
+
+
+def test_pairs_stored_both_ways_are_kept_once(tmp_path: Path) -> None:
+    graph = load_file(npz(tmp_path / "g.npz", edges=[[0, 1], [1, 0], [1, 2], [2, 2]], node_labels=[0, 1, 0]))
+    assert sorted(edges(graph)) == [(0, 1), (1, 0), (1, 2), (2, 1), (2, 2)]
+    assert "1 pairs were stored both ways, kept once" in graph.notes
+
+
+def test_edges_between_graphs_of_a_set_are_refused(tmp_path: Path) -> None:
+    path = tu(tmp_path / "T.zip", **{**GOOD_TU, "A": "1, 2\n1, 3\n"})
+    with pytest.raises(DataError, match=r"edge 1 goes from node 0 of graph 0 to node 2 of graph 1") as caught:
+        load(DatasetConfig(name="file", path=str(path), task="graph", features="degree"))
+    assert str(path) in str(caught.value)
+
+
+def test_files_that_can_not_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="a folder or device"):
+        load_file(tmp_path)
+    (tmp_path / "G.TXT").write_text("0 1\n")
+    assert load_file(tmp_path / "G.TXT").num_edges == 1
+
+
+def test_written_files_can_be_read_by_others(tmp_path: Path) -> None:
+    write_npz(tmp_path / "g.npz", full_graph())
+    assert (tmp_path / "g.npz").stat().st_mode & 0o044 == 0o044
