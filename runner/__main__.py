@@ -47,26 +47,28 @@ class _Jobs:
     """The jobs of one call: how many began, and the user's mistake that ended a single one."""
 
     def __init__(self) -> None:
+        top = Path.cwd() / "outputs"
+        self.before = {top, *top.glob("*")} if top.exists() else set()
         self.num_started = 0
         self.mistake: UserError | None = None
 
     def run(self, composed: DictConfig) -> None:
         self.num_started += 1
         try:
-            _job(composed)
+            _job(composed, self.before)
         except UserError as error:
             if HydraConfig.get().mode == RunMode.MULTIRUN:
                 raise  # Hydra names the job's overrides, goes on with the others, and raises this again at the end
             self.mistake = error
 
 
-def _job(composed: DictConfig) -> None:
+def _job(composed: DictConfig, before: set[Path]) -> None:
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
     try:
         config = to_config(composed)
     except UserError:
-        _remove_empty(folder)
+        _remove_empty(folder, before)
         raise
     from runner import experiment  # not at the top: torch and DGL take seconds, `--cfg job` and `--help` need neither
 
@@ -77,12 +79,16 @@ def _job(composed: DictConfig) -> None:
     experiment.run(config, folder, overrides=list(hydra_config.overrides.task), choices=choices, sweep=sweep)
 
 
-def _remove_empty(folder: Path) -> None:
-    """Take back the folders that Hydra made before the config could be checked: a misspelt run leaves nothing behind."""
-    for path in (folder, *list(folder.parents)[:2]):
-        if any(path.iterdir()):
+def _remove_empty(folder: Path, before: set[Path]) -> None:
+    """Take back the folders below ``outputs/`` that Hydra made before the config could be checked, and nothing else."""
+    top = Path.cwd() / "outputs"
+    for path in (folder, *folder.parents):
+        if not path.is_relative_to(top) or path in before or path.is_symlink():
             return
-        path.rmdir()
+        try:
+            path.rmdir()
+        except OSError:
+            return  # not empty
 
 
 def _exit(error: UserError, code: int) -> None:

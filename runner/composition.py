@@ -23,7 +23,9 @@ def config_folder() -> Path:
 
 def register_schema() -> None:
     """Make the dataclasses known to Hydra as ``gearsail_schema``, the first entry of ``conf/config.yaml``."""
-    ConfigStore.instance().store(name="gearsail_schema", node=schema.Config)
+    node = OmegaConf.structured(schema.Config)
+    OmegaConf.set_struct(node.model.kwargs, False)  # the names in it are the custom module's own
+    ConfigStore.instance().store(name="gearsail_schema", node=node)
 
 
 def to_config(composed: DictConfig) -> schema.Config:
@@ -55,6 +57,10 @@ def _reject_extra_keys(node: DictConfig, reference: Any, prefix: str) -> None:
 
 def _unknown_key(full_key: str) -> str:
     group, _, leaf = full_key.rpartition(".")
+    if full_key == "exp":
+        return "unknown option 'exp': an experiment is chosen with +exp=NAME, and its file begins with '# @package _global_'"
+    if full_key.startswith("hydra."):
+        return f"unknown option '{full_key}'; Hydra's own are listed by --cfg hydra"
     siblings = [name.removeprefix(f"{group}.") for name in schema.option_names(group)]
     if not group:
         siblings = [item.name for item in schema.dataclasses.fields(schema.Config)]

@@ -34,7 +34,9 @@ class VerificationError(UserError):
 
 def nearest(given: str, allowed: Iterable[str]) -> str | None:
     """Return the allowed name closest to ``given``, or None when nothing is close."""
-    matches = difflib.get_close_matches(str(given), list(allowed), n=1, cutoff=0.5)
+    names = [str(name) for name in allowed]
+    swapped = [name for name in names if sorted(name) == sorted(str(given))]  # the same letters in another order
+    matches = swapped or difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
     return matches[0] if matches else None
 
 

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from runner.errors import UserError
 from runner.results import FAILED, FINISHED, INTERRUPTED, RunFolder
-from runner.schema import Config
+from runner.schema import Config, unused
 from runner.tasks import benchmark, train
 from runner.tasks.context import Context
 from runner.tracking import open_sinks
@@ -62,10 +62,13 @@ def run(
         log.info(line)
 
     say(f"run folder: {_short(folder)}")
-    sinks = open_sinks(config, record, group=sweep, say=say)
+    for note in unused(config):
+        say(f"note: {note}")
+    sinks = None
     status, error = FAILED, None
     try:
         with _quiet_libraries(), _stop_on_sigterm():
+            sinks = open_sinks(config, record, group=sweep, say=say)
             record.update(**TASKS[config.task.name](Context(config, record, sinks, _Tee(console, log), say)))
         status = FINISHED
     except KeyboardInterrupt:
@@ -80,7 +83,8 @@ def run(
         raise
     finally:
         record.finish(status, error)
-        sinks.finish(status)
+        if sinks is not None:
+            sinks.finish(status)
         log.info(f"{status}{f': {error}' if error else ''}")
         _close_log(log)
     say(f"finished; results in {_short(folder)}")

@@ -106,7 +106,7 @@ class ModelConfig:
     name: str = option("gcn", "architecture", choices=MODELS)
     target: str | None = option(None, "custom: my_pkg.nets:MyNet, its package listed in GEARSAIL_MODEL_PACKAGES")
     kwargs: dict[str, Any] = option({}, "custom: further keyword arguments of the class")
-    num_layers: int = option(2, "message-passing layers", low=1, high=128)
+    num_layers: int = option(2, "message-passing layers; APPNP: linear layers before the propagation", low=1, high=128)
     hidden: int = option(16, "hidden width (GAT, GATv2: a head's channels)", low=1, high=65536)
     heads: int = option(8, "GAT, GATv2: attention heads of the hidden layers", low=1, high=256)
     out_heads: int = option(1, "GAT, GATv2: attention heads of the last layer, averaged", low=1, high=256)
@@ -123,7 +123,10 @@ class ModelConfig:
     learn_eps: bool = option(False, "GIN: learn the weight of a node's own features")
     mlp_layers: int = option(2, "GIN: linear layers in each MLP", low=1, high=16)
     readout: str = option("sum", "graph classification: readout over a graph's nodes", choices=("sum", "mean", "max"))
-    edge_weight: bool = option(False, "GCN, SAGE-mean, GIN, SGC, APPNP: weight messages by the file's edge weights")
+    edge_weight: bool = option(
+        False,
+        "GCN, SAGE-mean, GIN, SGC, APPNP: weight messages by the file's edge weights (GCN: DGL's, degrees unweighted)",
+    )
 
 
 @dataclass
@@ -277,6 +280,58 @@ def option_names(prefix: str = "") -> list[str]:
     return [name for name in names if name.startswith(f"{prefix}.")] if prefix else names
 
 
+def unused(config: Config) -> list[str]:
+    """Return the options that were changed and that nothing reads in this combination, as notes for the user.
+
+    They are no errors, since a sweep crosses values that not all of its jobs read. (A model's are: see ``_MODEL_OPTIONS``.)
+    """
+    default = Config()
+    changed = {
+        name for (name, _, value), (_, _, normal) in zip(walk(config), walk(default), strict=True) if value != normal
+    }
+    return [
+        f"{name} has no effect with {why}"
+        for names, holds, why in _readers(config)
+        for name in names
+        if not holds and name in changed
+    ]
+
+
+def _readers(config: Config) -> Iterator[tuple[list[str], bool, str]]:
+    """Yield (options, whether something reads them here, what does not)."""
+    dataset, train, task = config.dataset, config.train, config.task.name
+    is_planted, is_file = dataset.name == "planted", dataset.path is not None
+
+    def of(group: str, *names: str) -> list[str]:
+        return [f"{group}.{name}" for name in names]
+
+    yield of("dataset", "num_nodes", "num_classes", "num_features", "mean_degree", "degree_exponent", "feature_signal",
+             "num_graphs"), is_planted, f"dataset.name={dataset.name}, which is not generated"  # fmt: skip
+    yield of("dataset", "num_communities", "intra_fraction"), is_planted and dataset.task == "node", "this dataset"
+    yield of("dataset", "seed"), is_planted or dataset.features.startswith("random"), "features that the dataset has"
+    yield (
+        of("dataset", "root", "download"),
+        not (is_planted or is_file),
+        "a dataset that is generated, or named by dataset.path",
+    )
+    yield of("dataset", "ids"), not is_planted, "a generated dataset"
+    yield of("dataset", "split_index"), dataset.split != "random" and not is_planted, "a random split"
+    yield of("kernel", "partition", "block_size", "min_intra_fraction", "min_gain", "num_trials"), (
+        "density_adaptive" in used_strategies(config)
+    ), "kernel=baseline"  # fmt: skip
+    yield of("kernel", "fallback"), used_strategies(config) != ["baseline"], "kernel=baseline"
+    yield of("kernel", "name"), task != "benchmark", "task=benchmark, which runs the strategies of task.compare"
+    yield of("train", "momentum"), train.optimizer == "sgd", f"train.optimizer={train.optimizer}"
+    yield of("train", "schedule_every", "schedule_factor"), train.schedule == "step", f"train.schedule={train.schedule}"
+    yield of("train", "fanouts"), train.sampling == "neighbor", "train.sampling=full"
+    yield of("train", "batch_size"), train.sampling == "neighbor" or dataset.task == "graph", "full-graph training"
+    yield of("train", "checkpoint_every"), task == "train", f"task={task}"
+    yield of("task", "compare", "num_warmup", "num_steps"), task == "benchmark", f"task={task}"
+    yield of("logger", "mode", "project", "entity", "group", "job_type", "tags", "timeout_s"), (
+        config.logger.name == "wandb"
+    ), f"logger={config.logger.name}"  # fmt: skip
+
+
 def validate(config: Config) -> None:
     """Check choices, ranges and combinations.
 
@@ -311,7 +366,7 @@ def _check_value(name: str, metadata: Any, value: Any) -> None:
 def _check_names(config: Config) -> None:
     if (
         not config.name
-        or any(sign in config.name for sign in "/\\:\0")
+        or any(sign in '/\\:"' or not sign.isprintable() for sign in config.name)
         or config.name.startswith(".")
         or len(config.name) > 80
     ):
@@ -327,7 +382,7 @@ def parse_sized(name: str, value: str, plain: tuple[str, ...], sized: str) -> tu
     word, colon, count = value.partition(":")
     if value in plain:
         return value, 0
-    if word == sized and colon and count.isdecimal() and int(count) >= 1:
+    if word == sized and colon and count.isdecimal() and 1 <= len(count.lstrip("0")) <= 7:
         return word, int(count)
     allowed = (*plain, f"{sized}:COUNT")
     raise ConfigError(f"{name}={value}: {suggestion(word, allowed)}")
@@ -344,8 +399,12 @@ def _check_dataset(config: Config) -> None:
             f"dataset.train_fraction={dataset.train_fraction} and dataset.val_fraction={dataset.val_fraction} "
             "leave nothing to test on: their sum must be below 1"
         )
-    if dataset.name == "planted" and dataset.path is None:
-        if dataset.num_communities > dataset.num_nodes:
+    if dataset.name == "planted" and dataset.path is not None:
+        raise ConfigError(
+            f"dataset.path={dataset.path} can't work with dataset=planted, which is generated; use dataset=file"
+        )
+    if dataset.name == "planted":
+        if dataset.num_graphs == 1 and dataset.num_communities > dataset.num_nodes:
             raise ConfigError(
                 f"dataset.num_communities={dataset.num_communities} exceeds dataset.num_nodes={dataset.num_nodes}"
             )

@@ -75,7 +75,7 @@ class WandbSink:
             "group": logger.group or group or config.name,
             "job_type": logger.job_type or config.task.name,
             "tags": logger.tags,
-            "name": folder.name,
+            "name": f"{group}-{folder.name}" if group else folder.name,
             "dir": str(folder),
             "config": plain(flat_config(config)),
         }
@@ -86,8 +86,7 @@ class WandbSink:
         return self._init(arguments, "disabled" if mode == "disabled" else "offline")
 
     def _init(self, arguments: dict[str, Any], mode: Literal["online", "offline", "disabled"]) -> Any:
-        import wandb
-
+        wandb = _import_wandb()
         settings = wandb.Settings(
             silent=True,
             console="off",
@@ -135,8 +134,7 @@ class WandbSink:
         self._run.log(values)
 
     def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
-        import wandb
-
+        wandb = _import_wandb()
         self._run.log({name: wandb.Table(columns=list(columns), data=plain(rows))})
 
     def summary(self, entries: dict[str, Any]) -> None:
@@ -195,12 +193,22 @@ def open_sinks(config: Config, folder: RunFolder, *, group: str | None, say: Say
     return Sinks(sinks, say)
 
 
+def _import_wandb() -> Any:
+    """Import wandb without its own error reporting, which would wait for a server that doesn't answer, offline runs included."""
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    import wandb
+
+    return wandb
+
+
 def has_login() -> bool:
     """Whether a W&B key is at hand (environment or netrc), without asking for one and without a network."""
     if os.environ.get("WANDB_API_KEY"):
         return True
-    host = urllib.parse.urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    wandb = _import_wandb()
+    hosts = {urllib.parse.urlparse(wandb.Settings().base_url).hostname, "api.wandb.ai"}
     try:
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+        known = netrc.netrc(os.environ.get("NETRC")).hosts
+        return any(host in known for host in hosts)
     except (OSError, netrc.NetrcParseError):
         return False

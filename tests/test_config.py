@@ -169,3 +169,48 @@ def test_options_without_effect_are_refused_for_every_model() -> None:
             config = schema.Config(model=dataclasses.replace(default, name=model, **{option: changed}))
             with pytest.raises(ConfigError, match="has no effect"):
                 schema.validate(config)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["dataset.root=/tmp"], "dataset.root has no effect with a dataset that is generated"),
+        (["dataset=cora", "dataset.num_nodes=10"], "dataset.num_nodes has no effect with dataset.name=cora"),
+        (["kernel.block_size=32"], "kernel.block_size has no effect with kernel=baseline"),
+        (["train.momentum=0.5"], "train.momentum has no effect with train.optimizer=adam"),
+        (["train.schedule_every=5"], "train.schedule_every has no effect with train.schedule=constant"),
+        (["train.batch_size=5"], "train.batch_size has no effect with full-graph training"),
+        (["task.num_steps=5"], "task.num_steps has no effect with task=train"),
+        (["logger.mode=online"], "logger.mode has no effect with logger=files"),
+        (["task=benchmark", "kernel=density_adaptive"], "kernel.name has no effect with task=benchmark"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_option_that_nothing_reads_is_noted(overrides: list[str], words: str) -> None:
+    assert any(words in note for note in schema.unused(compose(*overrides)))
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "exp").glob("*.yaml")), ids=lambda path: path.stem)
+def test_no_experiment_file_sets_what_nothing_reads(path: Path) -> None:
+    assert schema.unused(compose(f"+exp={path.stem}")) == []
+
+
+def test_a_custom_modules_options_are_free() -> None:
+    assert compose("model=custom", "model.target=a.b:C", "model.kwargs={width: 3, deep: {a: 1}}").model.kwargs == {
+        "width": 3,
+        "deep": {"a": 1},
+    }
+    assert compose("model=custom", "model.target=a.b:C", "+model.kwargs.width=3").model.kwargs == {"width": 3}
+
+
+def test_a_misspelt_run_removes_nothing_of_the_users(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "outputs" / "train").mkdir(parents=True)
+    (tmp_path / "mine").mkdir()
+    for arguments in (
+        ["train.epochs=0"],
+        ["train.epochs=0", "hydra.run.dir=mine"],
+        ["train.epochs=0", "hydra.run.dir=."],
+        ["name=.."],
+    ):
+        assert cli(*arguments).returncode == 2
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine", "outputs", "train"]

@@ -95,6 +95,11 @@ def check_against_data(config: Config, data: GraphData) -> None:
         ConfigError: where an option can't work with this graph.
     """
     check_metric(config.train.metric, data.num_classes)
+    if config.train.metric == "roc_auc" and not config.train.folds:
+        for part in ("val", "test"):
+            labels = data.labels[getattr(data.split, part)]
+            if labels.numel() and labels.unique().numel() < 2:
+                raise ConfigError(f"train.metric=roc_auc: the {part} split of {data.name} has one class only")
     if config.model.edge_weight and data.edge_weight is None:
         raise ConfigError(f"model.edge_weight=true: {data.name} has no edge weights")
     needs_positive = config.model.edge_weight and config.model.name in ("sgc", "appnp")

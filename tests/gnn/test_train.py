@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from runner.errors import ConfigError
+from runner.errors import ConfigError, UserError
 from runner.gnn import models
 from runner.gnn.batches import FullGraph, GraphBatches, SampledNodes, to_dgl
 from runner.gnn.data.graph_data import GraphData, Split
@@ -243,3 +243,30 @@ def test_a_custom_module_needs_its_package_allowed(monkeypatch: pytest.MonkeyPat
             build_model(dataclasses.replace(config, target=target), 3, 2, "node")
     with pytest.raises(ConfigError, match="unexpected keyword"):
         build_model(dataclasses.replace(config, kwargs={"wide": 1}), 3, 2, "node")
+
+
+def test_training_that_diverges_says_so(planted: GraphData) -> None:
+    data = dataclasses.replace(planted, features=planted.dense_features() * 1e30)
+    with pytest.raises(UserError, match=r"training diverged: the loss is .* in epoch \d+ with seed 0; lower train.lr"):
+        trainer(data, TrainConfig(epochs=20, optimizer="sgd", lr=1e3), model="gin").fit()
+
+
+def test_a_rest_of_one_joins_the_batch_before(graph_set: GraphData) -> None:
+    torch.manual_seed(0)
+    module = build_model(ModelConfig(name="gin", norm="batch"), 8, 2, "graph")
+    items = torch.arange(9)
+    source = GraphBatches(module, graph_set, Split(train=items, val=items[:0], test=items), 4, CPU)
+    assert [len(labels) for _, labels in source.train_batches(0)] == [4, 5]
+    assert source.num_batches == 2
+
+
+def test_sampling_does_not_depend_on_the_number_of_threads(planted: GraphData) -> None:
+    torch.manual_seed(0)
+    module = build_model(ModelConfig(name="sage", dropout=0.0), planted.num_features, planted.num_classes, "node")
+    source = SampledNodes(module, to_dgl(planted, CPU), planted, [3, 3], batch_size=50)
+    sums = []
+    for threads in (1, 2, 2, 2):
+        torch.set_num_threads(threads)
+        sums.append([round(float(logits.sum().detach()), 3) for logits, _ in source.train_batches(1)])
+    torch.set_num_threads(1)
+    assert all(entry == pytest.approx(sums[0], abs=1e-2) for entry in sums)

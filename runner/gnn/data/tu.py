@@ -102,7 +102,7 @@ def _parse_table(path: Path, name: str, content: bytes) -> np.ndarray:
             raise DataError(f"{path}: {name}, line {number}: '{line[:60]}' is not numbers cut by commas") from None
         if len(rows[-1]) != len(rows[0]) or not np.isfinite(rows[-1]).all():
             raise DataError(f"{path}: {name}, line {number}: '{line[:60]}': {len(rows[0])} finite numbers expected")
-    return np.array(rows, dtype=np.float64).reshape(len(rows), -1)
+    return np.array(rows, dtype=np.float64) if rows else np.empty((0, 1))
 
 
 @dataclass
