@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from runner import schema
 from runner.errors import ConfigError, UserError, nearest, suggestion
+from runner.validation import validate
 
 
 def config_folder() -> Path:
@@ -41,7 +42,7 @@ def to_config(composed: DictConfig) -> schema.Config:
     except OmegaConfBaseException as error:
         raise explain(error) from error
     assert isinstance(config, schema.Config)
-    schema.validate(config)
+    validate(config)
     return config
 
 

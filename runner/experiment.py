@@ -19,10 +19,11 @@ from rich.console import Console
 
 from runner.errors import UserError
 from runner.results import FAILED, FINISHED, INTERRUPTED, RunFolder
-from runner.schema import Config, unused
+from runner.schema import Config
 from runner.tasks import benchmark, train
 from runner.tasks.context import Context
 from runner.tracking import open_sinks
+from runner.validation import unused
 
 TASKS: dict[str, Callable[[Context], dict[str, Any]]] = {"train": train.run, "benchmark": benchmark.run}
 _PLAIN_WIDTH = 170  # columns of a table that goes to a file or a pipe
