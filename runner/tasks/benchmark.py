@@ -18,18 +18,15 @@ import torch
 from rich.table import Table
 
 from runner.gnn.batches import FullGraph
-from runner.gnn.data.load import load
 from runner.gnn.train import Trainer, make_optimizer, train_step
 from runner.kernels.strategy import Prepared
 from runner.kernels.verify import Agreement
 from runner.progress import Bar
-from runner.results import fingerprint, mean_std, spread
+from runner.results import mean_std, spread
 from runner.tasks.context import (
     Context,
     FullGraphExperiment,
-    check_against_data,
-    describe,
-    pick_device,
+    begin,
     prepare_strategy,
 )
 from runner.units import format_bytes
@@ -54,14 +51,7 @@ class Entry:
 def run(context: Context) -> dict[str, Any]:
     """Run the task; returns its part of the result record."""
     config = context.config
-    data = load(config.dataset)
-    check_against_data(config, data)
-    device = pick_device(config)
-    for line in data.report:
-        context.say(f"data: {line}")
-    context.folder.update(
-        dataset=describe(data), device=str(device), fingerprint=fingerprint(config, data.content_hash)
-    )
+    data, device = begin(context)
     experiment = FullGraphExperiment(config, data, device)
     names = list(dict.fromkeys(["baseline", *config.task.compare]))
     entries = {name: _prepare(context, experiment, name) for name in names}
@@ -75,12 +65,7 @@ def run(context: Context) -> dict[str, Any]:
 def _prepare(context: Context, experiment: FullGraphExperiment, name: str) -> Entry:
     prepared = prepare_strategy(context, experiment, name)
     agreement = experiment.verify(prepared)
-    source = FullGraph(
-        experiment.forward_for(prepared),
-        prepared.place(experiment.features),
-        prepared.place(experiment.labels),
-        experiment.split_for(prepared),
-    )
+    source = experiment.source_for(prepared)
     context.say(
         f"{name}: prepared in {sum(prepared.preprocess_s.values()):.2f} s; largest difference from baseline: output "
         f"{agreement.max_output_diff:.1e}, loss {agreement.max_loss_diff:.1e}, gradient {agreement.max_grad_diff:.1e}"

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from runner.errors import ConfigError, UserError, VerificationError
-from runner.gnn.batches import to_dgl
+from runner.gnn.batches import FullGraph, to_dgl
 from runner.gnn.capture import capture
 from runner.gnn.data.graph_data import GraphData, Split
+from runner.gnn.data.load import load
 from runner.gnn.dgl_compat import has_cuda, import_dgl
 from runner.gnn.library_kernels import csr_dgl
 from runner.gnn.metrics import check_metric
@@ -37,7 +38,7 @@ from runner.kernels.verify import (
     require,
     worse_of,
 )
-from runner.results import RunFolder
+from runner.results import RunFolder, fingerprint
 from runner.schema import Config, KernelConfig, used_strategies
 from runner.tracking import Sinks
 
@@ -86,6 +87,24 @@ def pick_device(config: Config) -> torch.device:
             )
         return torch.device("cuda")
     return torch.device("cuda" if config.device == "auto" and not needs_cpu and has_cuda() else "cpu")
+
+
+def begin(context: Context) -> tuple[GraphData, torch.device]:
+    """Load the graph, check the config against it, pick the device, and put all three on record.
+
+    Raises:
+        UserError: where the data can't be used, or an option can't work with it or on this machine.
+    """
+    config = context.config
+    data = load(config.dataset)
+    check_against_data(config, data)
+    device = pick_device(config)
+    for line in data.report:
+        context.say(f"data: {line}")
+    context.folder.update(
+        dataset=describe(data), device=str(device), fingerprint=fingerprint(config, data.content_hash)
+    )
+    return data, device
 
 
 def check_against_data(config: Config, data: GraphData) -> None:
@@ -185,16 +204,15 @@ class FullGraphExperiment:
         finally:
             self.module.train(before)
 
-    def split_for(self, prepared: Prepared) -> Split:
-        """The split in a strategy's order of nodes."""
+    def source_for(self, prepared: Prepared) -> FullGraph:
+        """The graph as training batches under a strategy: features, labels and split in its order of nodes."""
         split = self.data.split
-        return Split(
-            train=prepared.locate(split.train), val=prepared.locate(split.val), test=prepared.locate(split.test)
+        return FullGraph(
+            lambda features: prepared(features, self.module.training),
+            prepared.place(self.features),
+            prepared.place(self.labels),
+            Split(train=prepared.locate(split.train), val=prepared.locate(split.val), test=prepared.locate(split.test)),
         )
-
-    def forward_for(self, prepared: Prepared) -> Callable[[Tensor], Tensor]:
-        """The forward of a strategy in the module's present mode."""
-        return lambda features: prepared(features, self.module.training)
 
     def verify(self, prepared: Prepared) -> Agreement:
         """Compare a strategy with baseline: output, loss, every gradient and buffer, dropout on, and the output in evaluation mode;

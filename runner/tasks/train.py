@@ -15,21 +15,18 @@ from sklearn.model_selection import StratifiedKFold
 from torch import nn
 
 from runner.errors import ConfigError
-from runner.gnn.batches import BatchSource, FullGraph, GraphBatches, SampledNodes, to_dgl
+from runner.gnn.batches import BatchSource, GraphBatches, SampledNodes, to_dgl
 from runner.gnn.data.graph_data import GraphData, Split
-from runner.gnn.data.load import load
 from runner.gnn.models import build_model
 from runner.gnn.train import FitResult, Trainer
 from runner.progress import Bar
-from runner.results import fingerprint, mean_std, spread, write_atomically
+from runner.results import mean_std, spread, write_atomically
 from runner.tasks import checkpoint as checkpoints
 from runner.tasks.checkpoint import Checkpoint
 from runner.tasks.context import (
     Context,
     FullGraphExperiment,
-    check_against_data,
-    describe,
-    pick_device,
+    begin,
     prepare_strategy,
 )
 
@@ -54,14 +51,7 @@ MakeTrainer = Callable[[Run], Trainer]
 def run(context: Context) -> dict[str, Any]:
     """Run the task; returns its part of the result record."""
     config = context.config
-    data = load(config.dataset)
-    check_against_data(config, data)
-    device = pick_device(config)
-    for line in data.report:
-        context.say(f"data: {line}")
-    context.folder.update(
-        dataset=describe(data), device=str(device), fingerprint=fingerprint(config, data.content_hash)
-    )
+    data, device = begin(context)
     make_trainer, prepared = _trainers(context, data, device)
     runs = [
         Run(repeat, fold, config.train.seed + repeat)
@@ -121,12 +111,7 @@ def _full_graph_trainers(context: Context, data: GraphData, device: torch.device
     experiment = FullGraphExperiment(context.config, data, device)
     prepared = prepare_strategy(context, experiment, context.config.kernel.name)
     agreement = experiment.verify(prepared) if prepared.name != "baseline" else None
-    source: BatchSource = FullGraph(
-        experiment.forward_for(prepared),
-        prepared.place(experiment.features),
-        prepared.place(experiment.labels),
-        experiment.split_for(prepared),
-    )
+    source: BatchSource = experiment.source_for(prepared)
 
     def make(run: Run) -> Trainer:
         experiment.reset(run.seed)

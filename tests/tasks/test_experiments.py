@@ -19,7 +19,7 @@ from runner.gnn.data.load import load
 from runner.gnn.data.npz import write_npz
 from runner.gnn.dgl_compat import import_dgl
 from runner.gnn.models import build_model
-from runner.kernels.density import strategy as density
+from runner.kernels.density import autograd, plans
 from runner.results import read_metrics, read_result
 from runner.schema import DatasetConfig
 from runner.tasks import benchmark, context
@@ -128,14 +128,14 @@ def test_forcing_the_split_changes_nothing_but_the_kernels(
     run_experiment: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """With any gain enough, the split is what runs; its answer is checked like every other."""
-    real = density.choose
+    real = plans.choose
 
     def always_split(candidates: Any, width: int, trials: int, _: float, extra: Any) -> Any:
         choice = real(candidates, width, trials, -1e9, extra)
         assert len(choice.names) == 2
         return choice
 
-    monkeypatch.setattr(density, "choose", always_split)
+    monkeypatch.setattr(plans, "choose", always_split)
     for kernel in ("baseline", "density_adaptive"):
         run_experiment(*FAST, f"kernel={kernel}", "train.epochs=10", folder=kernel)
     one, two = (read_metrics(tmp_path / kernel) for kernel in ("baseline", "density_adaptive"))
@@ -145,12 +145,12 @@ def test_forcing_the_split_changes_nothing_but_the_kernels(
 def test_a_wrong_strategy_fails_the_run_with_the_ops_name(
     run_experiment: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    forward = density._SpMM.forward
+    forward = autograd.SpMMFunction.forward
 
     def wrong(ctx: Any, x: torch.Tensor, run: Any, back: Any) -> torch.Tensor:
         return forward(ctx, x, run, back) * 1.01
 
-    monkeypatch.setattr(density._SpMM, "forward", staticmethod(wrong))
+    monkeypatch.setattr(autograd.SpMMFunction, "forward", staticmethod(wrong))
     with pytest.raises(
         VerificationError, match=r"density_adaptive differs from baseline at 'copy_u → sum' \(graphconv.py:"
     ):
@@ -167,7 +167,7 @@ def test_a_wrong_backward_fails_the_run(run_experiment: Run, monkeypatch: pytest
     def untransposed(ctx: Any, *gradients: torch.Tensor) -> Any:
         return gradients[0].contiguous() * 0.5, None, None
 
-    monkeypatch.setattr(density._SpMM, "backward", staticmethod(untransposed))
+    monkeypatch.setattr(autograd.SpMMFunction, "backward", staticmethod(untransposed))
     with pytest.raises(VerificationError, match="the backward of an op"):
         run_experiment("+exp=adaptgear", *FAST)
 
