@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+import traceback
 from pathlib import Path
 
 import hydra
@@ -39,27 +40,38 @@ def main() -> None:
         if jobs.num_started:
             raise
         _exit(explain(error), 2)  # Hydra has more ways to refuse an override than error types
-    if jobs.mistake is not None:
-        _exit(jobs.mistake, 2)
+    if jobs.exit_code:
+        sys.exit(jobs.exit_code)
 
 
 class _Jobs:
-    """The jobs of one call: how many began, and the user's mistake that ended a single one."""
+    """The jobs of one call. Each failure is told as it happens; the others of a sweep go on."""
 
     def __init__(self) -> None:
         top = Path.cwd() / "outputs"
         self.before = {top, *top.glob("*")} if top.exists() else set()
         self.num_started = 0
-        self.mistake: UserError | None = None
+        self.exit_code = 0
 
     def run(self, composed: DictConfig) -> None:
         self.num_started += 1
+        hydra_config = HydraConfig.get()
+        is_sweep = hydra_config.mode == RunMode.MULTIRUN
+        if is_sweep and not hydra_config.launcher._target_.endswith("BasicLauncher"):
+            _job(composed, self.before)  # in a process of its own, where only an exception reaches the launcher
+            return
+        where = f" (job {hydra_config.job.num}: {hydra_config.job.override_dirname})" if is_sweep else ""
         try:
             _job(composed, self.before)
         except UserError as error:
-            if HydraConfig.get().mode == RunMode.MULTIRUN:
-                raise  # Hydra names the job's overrides, goes on with the others, and raises this again at the end
-            self.mistake = error
+            print(f"error: {error}{where}", file=sys.stderr)
+            self.exit_code = max(self.exit_code, 2)
+        except Exception:
+            if not is_sweep:
+                raise
+            traceback.print_exc()
+            print(f"error: the job failed{where}", file=sys.stderr)
+            self.exit_code = max(self.exit_code, 1)
 
 
 def _job(composed: DictConfig, before: set[Path]) -> None:

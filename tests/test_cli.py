@@ -73,7 +73,10 @@ def test_runs_that_start_together_have_folders_of_their_own(tmp_path: Path) -> N
 def test_a_sweep_runs_all_and_goes_on_after_a_failure(cli: Cli, tmp_path: Path) -> None:
     done = cli("-m", *SMALL, "model=gcn,gin", "train.resume=null,/nowhere", "logger=wandb")
     assert done.returncode == 2
-    assert "no checkpoint.pt there" in done.stderr
+    told = [line for line in done.stderr.splitlines() if "no checkpoint.pt there" in line]
+    assert len(told) == 2, "each failure, as it happens"
+    assert "model=gin" in told[1]
+    assert "Traceback" not in done.stderr
     found = [read_result(folder)["status"] for folder in runs(tmp_path)]
     assert sorted(found) == ["failed", "failed", "finished", "finished"]
     assert len(list(tmp_path.rglob("offline-run-*/*.wandb"))) == 4, "one W&B run a job"
