@@ -15,6 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from runner.composition import COMPOSE_ERRORS, config_folder, explain, register_schema, to_config
 from runner.errors import UserError
+from runner.schema import Config
+from runner.validation import check_name
 
 
 def main() -> None:
@@ -25,6 +27,7 @@ def main() -> None:
     )  # torch's profiler, which measures memory, prints its start and stop below that
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # and remarks on memory that it didn't see allocated
     register_schema()
+    OmegaConf.register_new_resolver("folder_name", check_name, replace=True)
     OmegaConf.register_new_resolver("run_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
     jobs = _Jobs()
     entry = hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(jobs.run)
@@ -77,18 +80,40 @@ class _Jobs:
 def _job(composed: DictConfig, before: set[Path]) -> None:
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
-    try:
-        config = to_config(composed)
-    except UserError:
-        _remove_empty(folder, before)
-        raise
-    from runner import experiment  # not at the top: torch and DGL take seconds, `--cfg job` and `--help` need neither
-
+    sweep = Path(hydra_config.sweep.dir).name if hydra_config.mode == RunMode.MULTIRUN else None
+    overrides = list(hydra_config.overrides.task)
     choices = {
         str(group): str(choice) for group, choice in hydra_config.runtime.choices.items() if "hydra" not in str(group)
     }
-    sweep = Path(hydra_config.sweep.dir).name if hydra_config.mode == RunMode.MULTIRUN else None
-    experiment.run(config, folder, overrides=list(hydra_config.overrides.task), choices=choices, sweep=sweep)
+    try:
+        config = to_config(composed)
+    except UserError as error:
+        if sweep is None:
+            _remove_empty(folder, before)
+        else:
+            _record_refused(composed, folder, error, overrides=overrides, choices=choices, sweep=sweep)
+        raise
+    from runner import experiment  # not at the top: torch and DGL take seconds, `--cfg job` and `--help` need neither
+
+    experiment.run(config, folder, overrides=overrides, choices=choices, sweep=sweep)
+
+
+def _record_refused(
+    composed: DictConfig, folder: Path, error: UserError, *, overrides: list[str], choices: dict[str, str], sweep: str
+) -> None:
+    """Leave a failed run for a job of a sweep whose config was refused, so that the sweep's folder and W&B tell of all its jobs."""
+    from runner.results import FAILED, RunFolder
+    from runner.tracking import open_sinks
+
+    try:
+        config = OmegaConf.to_object(composed)
+    except COMPOSE_ERRORS:
+        config = Config()  # not even the types fit: the record has what was typed, and why it was refused
+    if not isinstance(config, Config) or config.logger.mode not in ("offline", "online", "disabled"):
+        config = Config()
+    record = RunFolder(folder, config, choices=choices, overrides=overrides)
+    record.finish(FAILED, str(error))
+    open_sinks(config, record, group=sweep, say=print).finish(FAILED)
 
 
 def _remove_empty(folder: Path, before: set[Path]) -> None:

@@ -78,6 +78,8 @@ def _unknown_key(full_key: str) -> str:
 
 def explain(error: Exception) -> UserError:
     """Return the one-line error for whatever Hydra or OmegaConf raised while composing."""
+    if isinstance(error.__cause__, UserError):
+        return error.__cause__  # raised by a resolver of ours
     if isinstance(error, MissingConfigException):
         return _explain_missing(error)
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__

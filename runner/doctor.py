@@ -19,7 +19,7 @@ from rich.table import Table
 from runner.results import cpu_name
 from runner.units import format_bytes
 
-OK, MISSING, BROKEN = "ok", "missing", "broken"
+OK, MISSING, CONFLICT, BROKEN = "ok", "missing", "conflict", "broken"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def main() -> None:
         console = Console(width=200)
     findings = [finding for check in CHECKS for finding in check()]
     table = Table("what", "state", "found", "what it would enable, and how to get it")
-    colour = {OK: "green", MISSING: "yellow", BROKEN: "red"}
+    colour = {OK: "green", MISSING: "yellow", CONFLICT: "yellow", BROKEN: "red"}
     for finding in findings:
         table.add_row(
             finding.what, f"[{colour[finding.state]}]{finding.state}[/]", escape(finding.found), escape(finding.advice)
@@ -153,7 +153,7 @@ def _check_openmp() -> Iterator[Finding]:
             if "gomp" in path or "iomp" in path or "libomp" in path
         }
     )
-    state = OK if len(found) <= 1 else MISSING
+    state = OK if len(found) <= 1 else CONFLICT
     yield Finding(
         "OpenMP",
         state,
@@ -213,7 +213,7 @@ def check_cupy() -> Iterator[Finding]:
     agrees = torch.version.cuda is None or torch.version.cuda.split(".")[0] == str(major)
     yield Finding(
         "CuPy",
-        OK if agrees else MISSING,
+        OK if agrees else CONFLICT,
         f"{package} {_version(package)}, NVRTC {major}.{minor}, torch's CUDA {torch.version.cuda or 'none'}",
         ""
         if agrees

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.table import Table
 
 from runner.errors import UserError
 from runner.results import FAILED, FINISHED, INTERRUPTED, RunFolder
@@ -62,6 +64,12 @@ def run(
         console.print(line, highlight=False, markup=False, soft_wrap=True)
         log.info(line)
 
+    def show(table: Table) -> None:
+        console.print(table)
+        page = Console(file=io.StringIO(), width=_PLAIN_WIDTH)
+        page.print(table)
+        log.info("\n" + page.file.getvalue().rstrip())  # type: ignore[attr-defined]
+
     say(f"run folder: {_short(folder)}")
     for note in unused(config):
         say(f"note: {note}")
@@ -70,7 +78,7 @@ def run(
     try:
         with _quiet_libraries(), _stop_on_sigterm():
             sinks = open_sinks(config, record, group=sweep, say=say)
-            record.update(**TASKS[config.task.name](Context(config, record, sinks, _Tee(console, log), say)))
+            record.update(**TASKS[config.task.name](Context(config, record, sinks, console, say, show)))
         status = FINISHED
     except KeyboardInterrupt:
         status, error = INTERRUPTED, "interrupted"
@@ -105,20 +113,6 @@ def torch_environment() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }
-
-
-class _Tee(Console):
-    """A console whose tables and lines also go to the log."""
-
-    def __init__(self, console: Console, log: logging.Logger) -> None:
-        super().__init__(file=console.file, width=console.width, force_terminal=console.is_terminal)
-        self._log = log
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        super().print(*objects, **options)
-        with self.capture() as captured:
-            super().print(*objects, **{**options, "style": None})
-        self._log.info(captured.get().rstrip())
 
 
 def _console() -> Console:

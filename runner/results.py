@@ -97,12 +97,13 @@ def plain(value: Any) -> Any:
 
 def flat_config(config: Config) -> dict[str, Any]:
     """Return the config with dotted names: ``{"model.hidden": 16, …}``."""
+    return _flatten(dataclasses.asdict(config), "")
+
+
+def _flatten(nested: dict[str, Any], prefix: str) -> dict[str, Any]:
     flat: dict[str, Any] = {}
-    for name, value in dataclasses.asdict(config).items():
-        if isinstance(value, dict):
-            flat |= {f"{name}.{key}": entry for key, entry in value.items()}
-        else:
-            flat[name] = value
+    for name, value in nested.items():
+        flat |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return flat
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-BYTES_PER_MIB = 2**20
-
 
 def format_bytes(num_bytes: float) -> str:
     """Return a byte count with three significant digits and a binary unit: ``1536`` -> ``1.50 KiB``."""

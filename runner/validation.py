@@ -65,14 +65,25 @@ def _check_value(name: str, metadata: Any, value: Any) -> None:
         )
 
 
+def check_name(name: str) -> str:
+    """Return a run's name, which is a folder's.
+
+    Raises:
+        ConfigError: where it can't be one.
+    """
+    bad = (
+        not name
+        or name.startswith(".")
+        or len(name) > 80
+        or any(sign in '/\\:"' or not sign.isprintable() for sign in name)
+    )
+    if bad:
+        raise ConfigError(f"name={name!r}: must be a folder name of at most 80 characters")
+    return name
+
+
 def _check_names(config: Config) -> None:
-    if (
-        not config.name
-        or any(sign in '/\\:"' or not sign.isprintable() for sign in config.name)
-        or config.name.startswith(".")
-        or len(config.name) > 80
-    ):
-        raise ConfigError(f"name={config.name!r}: must be a folder name of at most 80 characters")
+    check_name(config.name)
 
 
 def _check_dataset(config: Config) -> None:
@@ -237,6 +248,12 @@ def _readers(config: Config) -> Iterator[tuple[list[str], bool, str]]:
     yield of("dataset", "num_nodes", "num_classes", "num_features", "mean_degree", "degree_exponent", "feature_signal",
              "num_graphs"), is_planted, f"dataset.name={dataset.name}, which is not generated"  # fmt: skip
     yield of("dataset", "num_communities", "intra_fraction"), is_planted and dataset.task == "node", "this dataset"
+    yield of("dataset", "feature_signal"), dataset.features == "given", f"dataset.features={dataset.features}"
+    yield of("model", "readout"), dataset.task == "graph", "dataset.task=node"
+    is_deep = config.model.num_layers > 1 or config.model.name == "custom" or dataset.task == "graph"
+    yield of("model", "hidden", "norm", "dropout", "activation", "residual", "heads"), is_deep, "model.num_layers=1"
+    yield of("train", "select", "patience"), not train.folds, "train.folds: the protocol picks one epoch for all folds"
+    yield of("dataset", "train_fraction", "val_fraction", "split"), not train.folds, "train.folds"
     yield of("dataset", "seed"), is_planted or dataset.features.startswith("random"), "features that the dataset has"
     yield (
         of("dataset", "root", "download"),

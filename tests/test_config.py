@@ -210,6 +210,8 @@ def test_a_misspelt_run_removes_nothing_of_the_users(cli: Cli, tmp_path: Path) -
         ["train.epochs=0"],
         ["train.epochs=0", "hydra.run.dir=mine"],
         ["train.epochs=0", "hydra.run.dir=."],
+        ["name=.."],
+        ["name=a/b"],
     ):
         assert cli(*arguments).returncode == 2
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine", "outputs", "train"]

@@ -144,7 +144,7 @@ def test_wandb_gets_flat_config_groups_tags_and_headlines(tmp_path: Path, wandb:
         ["a", "b"],
     )
     assert run.arguments["config"]["model.name"] == "gin"
-    assert all(not isinstance(value, dict) or name == "model.kwargs" for name, value in run.arguments["config"].items())
+    assert not any(isinstance(value, dict) for value in run.arguments["config"].values())
     sinks.metrics({"strategy": "baseline", "repeat": 0, "epoch": 1, "loss": 0.5})
     sinks.metrics({"strategy": "baseline", "repeat": 2, "epoch": 1, "loss": 0.5})
     assert run.logged[0] == {"baseline/epoch": 1, "baseline/loss": 0.5}

@@ -15,16 +15,9 @@ from torch import Tensor, nn
 from runner.gnn.data.graph_data import GraphData, Split
 from runner.gnn.dgl_compat import import_dgl
 
-PARTS = ("val", "test")
-
 
 class BatchSource(Protocol):
     """What a training loop needs of the data."""
-
-    @property
-    def num_batches(self) -> int:
-        """Optimizer steps of an epoch."""
-        ...
 
     def train_batches(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (logits [n, K], labels [n]) of each batch of an epoch; the order is drawn from ``seed``."""
@@ -53,8 +46,6 @@ class FullGraph:
         split: indices into that order.
     """
 
-    num_batches = 1
-
     def __init__(self, forward: Callable[[Tensor], Tensor], features: Tensor, labels: Tensor, split: Split) -> None:
         self._forward, self._features, self._labels, self._split = forward, features, labels, split
 
@@ -81,10 +72,6 @@ class SampledNodes:
             data.labels.to(graph.device),
             data.split,
         )
-
-    @property
-    def num_batches(self) -> int:
-        return len(_cut(self._data.split.train, self._batch_size))
 
     def train_batches(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         import_dgl().seed(seed)
@@ -115,10 +102,6 @@ class GraphBatches:
         self._num_edges = torch.bincount(graph_of_edge, minlength=self._sizes.numel())
         self._edge_offsets = torch.cat([torch.zeros(1, dtype=torch.int64), self._num_edges.cumsum(0)])
         self._kept: dict[str, list[tuple[Any, Tensor, Tensor]]] = {}
-
-    @property
-    def num_batches(self) -> int:
-        return len(_cut(self._split.train, self._batch_size))
 
     def train_batches(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         rows = self._split.train

@@ -225,7 +225,7 @@ def _report(context: Context, rows: list[dict[str, Any]]) -> None:
     )
     for cell in cells:
         table.add_row(*cell)
-    context.console.print(table)
+    context.show(table)
     for row in rows:
         if row["curve_max_loss_diff"] > _CURVE_LIMIT:
             context.say(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -47,13 +48,20 @@ _VERIFY_SEED = 20_231_130  # any: baseline and strategy get the same
 
 @dataclass(frozen=True)
 class Context:
-    """One run: its config, where it prints and where its results go."""
+    """One run: its config, where its results go, and how it speaks.
+
+    Attributes:
+        console: for progress bars.
+        say: prints a line, and logs it.
+        show: prints a table, and logs it.
+    """
 
     config: Config
     folder: RunFolder
     sinks: Sinks
     console: Console
     say: Callable[[str], None]
+    show: Callable[[Table], None]
 
     @property
     def path(self) -> Path:

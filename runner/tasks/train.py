@@ -6,7 +6,6 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -227,6 +226,9 @@ def _summary(metric: str, folds: int, done: list[dict[str, Any]]) -> dict[str, A
     }
     if folds:
         result |= _cross_validation(done, folds)
+        at_epoch = [(found["epoch"], score) for found in result["cross_validation"] for score in found["folds"]]
+        for record, (epoch, score) in zip(result["runs"], at_epoch, strict=False):
+            record |= {"best_epoch": epoch, "test_metric": score}  # not the epoch that is best on the fold itself
     else:
         result["test_metric_mean"], result["test_metric_std"] = mean_std([record["test_metric"] for record in done])
     return result
@@ -252,7 +254,7 @@ def _cross_validation(done: list[dict[str, Any]], folds: int) -> dict[str, Any]:
     return {
         "cross_validation": repeats,
         "test_metric_mean": mean_std([entry["mean"] for entry in repeats])[0],
-        "test_metric_std": median(entry["std"] for entry in repeats),
+        "test_metric_std": mean_std([entry["std"] for entry in repeats])[0],
     }
 
 
@@ -273,11 +275,16 @@ def _report(context: Context, result: dict[str, Any]) -> None:
     table = Table(*columns, title=f"{context.config.dataset.name} · {context.config.model.name} · {result['strategy']}")
     for row in rows:
         table.add_row(*[str(value) for value in row])
-    context.console.print(table)
+    context.show(table)
     mean, std = result["test_metric_mean"], result["test_metric_std"]
-    what = "cross-validated" if "cross_validation" in result else "test"
+    what, spread_over = "test", f"{len(result['runs'])} seeds"
+    if "cross_validation" in result:
+        what, spread_over = (
+            "cross-validated",
+            f"{context.config.train.folds} folds, {len(result['cross_validation'])} repeats",
+        )
     context.say(
-        f"{what} {result['metric']}: {mean:.4f} ± {std:.4f} (n = {len(result.get('cross_validation', result['runs']))}), "
+        f"{what} {result['metric']}: {mean:.4f} ± {std:.4f} (over {spread_over}), "
         f"epoch {result['epoch_ms']['median']:.2f} ms (median)"
     )
     context.sinks.table("runs", columns, rows)

@@ -116,8 +116,6 @@ def test_a_resumed_run_has_the_same_curve(planted: GraphData, config: TrainConfi
 class Scripted:
     """A source whose validation follows a script, so that selection can be tested by hand."""
 
-    num_batches = 1
-
     def __init__(self, module: nn.Module, val_right: list[int]) -> None:
         self.module, self.script = module, iter(val_right)
 
@@ -160,7 +158,6 @@ def test_sampled_blocks_with_all_neighbours_equal_the_full_graph(planted: GraphD
     graph = to_dgl(data, CPU)
     everything = module(graph, data.dense_features())
     source = SampledNodes(module, graph, data, [-1, -1], batch_size=64)
-    assert source.num_batches == 3
     seen = 0
     order = data.split.train[torch.randperm(180, generator=torch.Generator().manual_seed(4))]
     for logits, labels in source.train_batches(4):
@@ -257,7 +254,6 @@ def test_a_rest_of_one_joins_the_batch_before(graph_set: GraphData) -> None:
     items = torch.arange(9)
     source = GraphBatches(module, graph_set, Split(train=items, val=items[:0], test=items), 4, CPU)
     assert [len(labels) for _, labels in source.train_batches(0)] == [4, 5]
-    assert source.num_batches == 2
 
 
 def test_sampling_does_not_depend_on_the_number_of_threads(planted: GraphData) -> None:

@@ -133,15 +133,18 @@ class GraphData:
 
     @cached_property
     def content_hash(self) -> str:
-        """Hash of all that a model sees: edges, weights, features, labels, split."""
-        digest = hashlib.sha256()
-        arrays = [self.src, self.dst, self.edge_weight, self.labels, self.split.train, self.split.val, self.split.test]
+        """Hash of all that a training sees: edges, weights, features, labels, graphs, split and folds."""
+        arrays: list[Tensor | None] = [torch.tensor(self.num_nodes), self.src, self.dst, self.edge_weight]
+        arrays += [self.labels, self.graph_offsets]
         if isinstance(self.features, Tensor):
             arrays.append(self.features)
         else:
-            arrays += [
-                torch.from_numpy(part) for part in (self.features.indptr, self.features.indices, self.features.data)
-            ]
+            csr = self.features
+            arrays += [torch.from_numpy(part) for part in (csr.indptr, csr.indices, csr.data)]
+        for split in (self.split, *self.folds):
+            arrays += [split.train, split.val, split.test]
+        digest = hashlib.sha256()
         for array in arrays:
-            digest.update(b"-" if array is None else np.ascontiguousarray(array.numpy()).data)
+            digest.update(f"{None if array is None else tuple(array.shape)};".encode())
+            digest.update(b"" if array is None else np.ascontiguousarray(array.numpy()).data)
         return digest.hexdigest()[:16]

@@ -240,7 +240,9 @@ def _split(raw: RawGraph, labels: Tensor, config: DatasetConfig, report: list[st
         if config.split_index >= len(public):
             raise DataError(f"{_of(raw)}: dataset.split_index={config.split_index}, the file has {len(public)} splits")
         split = public[config.split_index]
-        report.append(f"split: public, number {config.split_index} of {len(public)}")
+        report.append(
+            f"split: public, number {config.split_index} of {len(public)}; fractions and split_seed are not used"
+        )
     else:
         split = random_split(labels, config.train_fraction, config.val_fraction, config.split_seed)
         report.append(f"split: random, seed {config.split_seed}")
