@@ -19,7 +19,8 @@ from runner.schema import Config
 
 FILE = "checkpoint.pt"
 _FORMAT = 1
-# May differ between the run that was killed and the one that goes on: nothing of the curve depends on them.
+# May differ between the run that was killed and the one that goes on. None changes what is computed; another strategy, device or
+# number of threads rounds differently.
 _FREE = (
     "name",
     "logger.",
@@ -44,6 +45,7 @@ class Checkpoint:
         done: result and history of each finished run, in order.
         trainer: state of the run in progress; empty between runs.
         weights: of the best finished run by validation metric.
+        choices: the strategy's, from its report: which kernel won is measured, and a resumed run must round as the first did.
         data_hash: of the graph.
     """
 
@@ -51,6 +53,7 @@ class Checkpoint:
     done: list[dict[str, Any]] = field(default_factory=list)
     trainer: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    choices: list[dict[str, Any]] = field(default_factory=list)
 
 
 def save(path: Path, config: Config, checkpoint: Checkpoint) -> None:
@@ -64,6 +67,7 @@ def save(path: Path, config: Config, checkpoint: Checkpoint) -> None:
             "done": checkpoint.done,
             "trainer": checkpoint.trainer,
             "weights": checkpoint.weights,
+            "choices": plain(checkpoint.choices),
         },
         content,
     )
@@ -83,6 +87,7 @@ def load(path: Path, config: Config, data_hash: str) -> Checkpoint:
         stored = torch.load(file, weights_only=True)
         fmt, options, stored_hash = stored["format"], dict(stored["options"]), str(stored["data_hash"])
         done, trainer, weights = list(stored["done"]), dict(stored["trainer"]), dict(stored["weights"])
+        choices = list(stored["choices"])
     except Exception as error:  # torch raises a dozen kinds for a bad file
         raise ConfigError(
             f"train.resume={path}: not a checkpoint ({type(error).__name__}: {' '.join(str(error).split())[:120]})"
@@ -96,7 +101,7 @@ def load(path: Path, config: Config, data_hash: str) -> Checkpoint:
             )
     if stored_hash != data_hash:
         raise ConfigError(f"train.resume={path}: made on another graph (content {stored_hash}, now {data_hash})")
-    return Checkpoint(data_hash, done, trainer, weights)
+    return Checkpoint(data_hash, done, trainer, weights, choices)
 
 
 def restore(trainer: Trainer, checkpoint: Checkpoint, path: str | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -147,8 +147,8 @@ def check_against_data(config: Config, data: GraphData) -> None:
         )
 
 
-def make_strategy(name: str, kernel: KernelConfig) -> Strategy:
-    """Return a configured strategy."""
+def make_strategy(name: str, kernel: KernelConfig, replay: Sequence[dict[str, Any]] = ()) -> Strategy:
+    """Return a configured strategy; ``replay`` has the choices of a run that is resumed."""
     if name == "baseline":
         return Baseline()
     return DensityAdaptive(
@@ -157,6 +157,7 @@ def make_strategy(name: str, kernel: KernelConfig) -> Strategy:
         min_intra_fraction=kernel.min_intra_fraction,
         min_gain=kernel.min_gain,
         num_trials=kernel.num_trials,
+        replay=replay,
     )
 
 
@@ -268,7 +269,9 @@ class FullGraphExperiment:
             )
 
 
-def prepare_strategy(context: Context, experiment: FullGraphExperiment, name: str) -> Prepared:
+def prepare_strategy(
+    context: Context, experiment: FullGraphExperiment, name: str, replay: Sequence[dict[str, Any]] = ()
+) -> Prepared:
     """Prepare a strategy; with ``kernel.fallback`` baseline takes the place of one that can't take the model.
 
     Raises:
@@ -276,7 +279,7 @@ def prepare_strategy(context: Context, experiment: FullGraphExperiment, name: st
     """
     kernel = context.config.kernel
     try:
-        prepared = make_strategy(name, kernel).prepare(experiment.program)
+        prepared = make_strategy(name, kernel, replay).prepare(experiment.program)
     except UserError as error:
         if not kernel.fallback:
             raise

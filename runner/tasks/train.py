@@ -51,7 +51,6 @@ def run(context: Context) -> dict[str, Any]:
     """Run the task; returns its part of the result record."""
     config = context.config
     data, device = begin(context)
-    make_trainer, prepared = _trainers(context, data, device)
     runs = [
         Run(repeat, fold, config.train.seed + repeat)
         for repeat in range(config.train.repeats)
@@ -60,6 +59,8 @@ def run(context: Context) -> dict[str, Any]:
     checkpoint = Checkpoint(data.content_hash)
     if config.train.resume:
         checkpoint = checkpoints.load(Path(config.train.resume), config, data.content_hash)
+    make_trainer, prepared = _trainers(context, data, device, checkpoint)
+    if config.train.resume:
         _replay(context, checkpoint, runs)
     _train_all(context, runs, make_trainer, checkpoint)
     result = prepared | _summary(config.train.metric, config.train.folds, checkpoint.done[: len(runs)])
@@ -67,11 +68,13 @@ def run(context: Context) -> dict[str, Any]:
     return result
 
 
-def _trainers(context: Context, data: GraphData, device: torch.device) -> tuple[MakeTrainer, dict[str, Any]]:
+def _trainers(
+    context: Context, data: GraphData, device: torch.device, checkpoint: Checkpoint
+) -> tuple[MakeTrainer, dict[str, Any]]:
     """Return what makes each run's trainer, and what the strategy's preparation has to report."""
     config = context.config
     if config.dataset.task == "node" and config.train.sampling == "full":
-        return _full_graph_trainers(context, data, device)
+        return _full_graph_trainers(context, data, device, checkpoint)
     if config.kernel.name != "baseline":
         context.say(
             f"kernel={config.kernel.name} takes one whole graph; kernel.fallback=true, so baseline runs in its place"
@@ -106,9 +109,12 @@ def _trainers(context: Context, data: GraphData, device: torch.device) -> tuple[
     return for_samples, {"strategy": "baseline"}
 
 
-def _full_graph_trainers(context: Context, data: GraphData, device: torch.device) -> tuple[MakeTrainer, dict[str, Any]]:
+def _full_graph_trainers(
+    context: Context, data: GraphData, device: torch.device, checkpoint: Checkpoint
+) -> tuple[MakeTrainer, dict[str, Any]]:
     experiment = FullGraphExperiment(context.config, data, device)
-    prepared = prepare_strategy(context, experiment, context.config.kernel.name)
+    prepared = prepare_strategy(context, experiment, context.config.kernel.name, checkpoint.choices)
+    checkpoint.choices = prepared.report.get("choices", [])
     agreement = experiment.verify(prepared) if prepared.name != "baseline" else None
     source: BatchSource = experiment.source_for(prepared)
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT, compose
+from rich.console import Console
 
 from runner import experiment
 from runner.errors import ConfigError, UserError, VerificationError
@@ -22,7 +27,7 @@ from runner.gnn.models import build_model
 from runner.kernels.density import autograd, plans
 from runner.results import read_metrics, read_result
 from runner.schema import DatasetConfig
-from runner.tasks import benchmark, context
+from runner.tasks import benchmark, context, train
 
 Run = Callable[..., dict[str, Any]]
 SMALL = (
@@ -36,11 +41,12 @@ FAST = (*SMALL, "train.epochs=4", "task.num_steps=3", "task.num_warmup=1")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "conf" / "exp").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_experiment_file_runs_shrunk(path: Path, run_experiment: Run, data_root: Path) -> None:
+def test_every_experiment_file_runs_shrunk(path: Path, run_experiment: Run, request: pytest.FixtureRequest) -> None:
     config = compose(f"+exp={path.stem}")
     roots = {"MUTAG": "tu"}
     shrink = ["train.epochs=3", "train.repeats=1", "task.num_steps=3", "kernel.num_trials=2"]
     if config.dataset.name != "planted":
+        data_root = request.getfixturevalue("data_root")  # a test that needs none isn't skipped without it
         shrink += [f"dataset.root={data_root / roots.get(config.dataset.name, 'graphs')}", "dataset.download=false"]
     if config.train.folds:
         shrink += ["train.folds=3"]
@@ -121,7 +127,8 @@ def test_density_adaptive_on_a_directed_weighted_multigraph(
     assert record["agreement"].max_output_diff < 2e-5
     assert record["strategy_report"]["split"]
     directions = {choice["direction"] for choice in record["strategy_report"]["choices"]}
-    assert "forward" in directions, "a directed graph has a plan of its own for each direction"
+    if model != "sgc":  # whose only weights come after the propagation
+        assert directions == {"forward", "backward"}, "a directed graph has a plan of its own for each direction"
 
 
 def test_forcing_the_split_changes_nothing_but_the_kernels(
@@ -406,3 +413,167 @@ def test_verification_sees_other_weights_and_evaluation(
             f"model.target={cls.__module__}:{cls.__name__}",
             "kernel=density_adaptive",
         )
+
+
+CHANGES = """
+train.seed=1
+train.lr=0.02
+train.weight_decay=0.1
+train.optimizer=sgd
+train.optimizer=adamw train.weight_decay=0.1
+train.schedule=cosine
+train.schedule=step train.schedule_every=1
+train.schedule=step train.schedule_every=1 train.schedule_factor=0.1
+model.hidden=8
+model.num_layers=3
+model.dropout=0.1
+model.input_dropout=0.3
+model.activation=tanh
+model.norm=layer
+model.norm=batch
+model.bias=false
+model.num_layers=3 model.residual=true
+model=sage
+model=sage model.aggregator=pool
+model=gin
+model=gin model.mlp_layers=3
+model=gin model.learn_eps=true
+model=gat
+model=gat model.heads=2
+model=gat model.attention_dropout=0
+model=gat model.out_heads=2
+model=gatv2
+model=sgc
+model=sgc model.num_hops=4
+model=appnp
+model=appnp model.alpha=0.5
+model=appnp model.num_hops=3
+dataset.seed=1
+dataset.num_classes=4
+dataset.mean_degree=20
+dataset.intra_fraction=0.1
+dataset.degree_exponent=5
+dataset.feature_signal=2
+dataset.split_seed=1
+dataset.train_fraction=0.3
+dataset.self_loops=remove
+dataset.normalize=standard
+dataset.normalize=row
+dataset.features=degree
+dataset.features=random:9
+dataset.features=random:9 dataset.seed=1
+dataset.labels=degree:3
+train=sampled
+train=sampled train.fanouts=[1,1]
+train=sampled train.fanouts=[2,1]
+train=sampled train.batch_size=32
+train=sampled model=sage
+"""
+
+
+@pytest.mark.parametrize("options", [tuple(line.split()) for line in CHANGES.split("\n") if line], ids=" ".join)
+def test_every_option_changes_the_curve(
+    run_experiment: Run, tmp_path: Path, options: tuple[str, ...], seen_curves: dict[Any, Any]
+) -> None:
+    """An option that is read makes another run: no two of these may have the same losses."""
+    run_experiment(*SMALL[:3], *options, "train.epochs=3")
+    curve = tuple(entry["loss"] for entry in read_metrics(tmp_path / "run"))
+    assert seen_curves.setdefault(curve, options) == options, "the same curve as other options gave"
+
+
+@pytest.fixture(scope="module")
+def seen_curves(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
+    """Curves by their losses, the default's among them."""
+    config = compose(*SMALL[:3], "train.epochs=3")
+    folder = tmp_path_factory.mktemp("default")
+    experiment.run(config, folder, overrides=[], choices={})
+    return {tuple(entry["loss"] for entry in read_metrics(folder)): ("default",)}
+
+
+def test_validation_test_and_selection_are_of_their_own_parts(run_experiment: Run) -> None:
+    record = run_experiment(*SMALL[:3], "train.epochs=6", "dataset.train_fraction=0.3", "dataset.val_fraction=0.1")
+    (run,) = record["runs"]
+    config = compose(*SMALL[:3], "dataset.train_fraction=0.3", "dataset.val_fraction=0.1")
+    data = load(config.dataset)
+    assert len(data.split.val) == 30
+    assert round(run["val_metric"] * 30, 6) == round(run["val_metric"] * 30), "a share of 30 nodes"
+    assert len(data.split.test) == 180
+    assert round(run["test_metric"] * 180, 4) == pytest.approx(round(run["test_metric"] * 180), abs=1e-3), (
+        "a share of 180 nodes"
+    )
+
+
+def test_each_fold_trains_and_tests_on_its_own_graphs() -> None:
+    data = load(compose("dataset=planted_graphs").dataset)
+    folds = train._folds(data, 4, seed=0)
+    tests = [set(fold.test.tolist()) for fold in folds]
+    assert sorted(graph for test in tests for graph in test) == list(range(120))
+    for fold, test in zip(folds, tests, strict=True):
+        assert set(fold.train.tolist()) == set(range(120)) - test
+        share = data.labels[fold.test].float().mean()
+        assert share == pytest.approx(float(data.labels.float().mean()), abs=0.05), "stratified"
+
+
+def test_the_runs_of_a_cross_validation_use_their_folds(run_experiment: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[tuple[int, ...]] = []
+    real = train.GraphBatches
+
+    def note(module: Any, data: Any, split: Any, size: int, device: Any) -> Any:
+        used.append(tuple(split.test.tolist()))
+        return real(module, data, split, size, device)
+
+    monkeypatch.setattr(train, "GraphBatches", note)
+    run_experiment("dataset=planted_graphs", "model=gin", "train.folds=3", "train.epochs=1", "train.repeats=2")
+    assert len(used) == 6
+    assert len(set(used)) == 3
+    assert used[:3] == used[3:]
+
+
+@pytest.mark.parametrize("index", [0, 3])
+def test_the_split_that_was_asked_for(graphs_root: Path, index: int) -> None:
+    data = load(DatasetConfig(name="minesweeper", root=str(graphs_root), split_index=index))
+    masks = np.load(graphs_root / "minesweeper.npz")
+    assert data.split.train.tolist() == np.flatnonzero(masks["train_masks"][index]).tolist()
+
+
+def test_progress_on_a_terminal_has_a_bar_a_rate_and_what_is_left(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    terminal = Console(file=screen, force_terminal=True, width=140)
+    experiment.run(compose(*SMALL[:3], "train.epochs=40"), tmp_path / "run", overrides=[], choices={}, console=terminal)
+    text = screen.getvalue()
+    assert "/40" in text
+    assert "/s" in text
+    assert "━" in text
+    assert re.search(r"\d:\d\d", text), "time left"
+    assert "test accuracy" in (tmp_path / "run" / "run.log").read_text()
+
+
+def test_hash_of_a_set_sees_which_node_is_in_which_graph() -> None:
+    data = load(compose("dataset=planted_graphs").dataset)
+    assert data.graph_offsets is not None
+    moved = data.graph_offsets.clone()
+    moved[1] += 1
+    assert dataclasses.replace(data, graph_offsets=moved).content_hash != data.content_hash
+
+
+def test_a_resumed_run_takes_the_kernels_of_the_first(
+    run_experiment: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which kernel wins is measured; on resuming nothing is, so the curve is the first run's to the last bit."""
+    options = (*SMALL, "kernel=density_adaptive", "train.epochs=6", "train.checkpoint_every=3", "train.repeats=2")
+    real = plans.choose
+    monkeypatch.setattr(plans, "choose", lambda c, w, t, _, extra: real(c, w, t, -1e9, extra))
+    first = run_experiment(*options, folder="first")
+    assert all(len(choice["kernels"]) == 2 for choice in first["strategy_report"]["choices"])
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(plans, "choose", never)
+    stored = torch.load(tmp_path / "first" / "checkpoint.pt", weights_only=True)
+    stored["done"] = stored["done"][:1]
+    torch.save(stored, tmp_path / "first" / "checkpoint.pt")
+    second = run_experiment(*options, f"train.resume={tmp_path / 'first'}", folder="second")
+    assert second["runs"][1]["test_loss"] == first["runs"][1]["test_loss"]
+    one, two = (read_metrics(tmp_path / folder) for folder in ("first", "second"))
+    assert [entry["loss"] for entry in one] == [entry["loss"] for entry in two]

@@ -16,7 +16,7 @@ from runner.kernels.adjacency import Adjacency
 from runner.kernels.density.autograd import DropoutFunction, SpMMFunction
 from runner.kernels.density.formats import Part, num_bytes_of
 from runner.kernels.density.partition import Partition
-from runner.kernels.density.select import Candidates, Choice, Factory, choose
+from runner.kernels.density.select import Candidates, Choice, Factory, assemble, choose
 from runner.kernels.lower import Kernel, Resolve, dropout_arguments, fill, is_dropout
 from runner.kernels.opgraph import Aggregate, Call, Op, OpGraph
 from runner.kernels.strategy import Stopwatch, inverse
@@ -31,12 +31,15 @@ class PlanOptions(Protocol):
     def min_gain(self) -> float: ...
     @property
     def num_trials(self) -> int: ...
+    @property
+    def replay(self) -> Sequence[dict[str, Any]]: ...
 
 
 @dataclass
 class _Matrix:
     """One weighting of the renumbered graph: its candidates and choices in both directions."""
 
+    number: int
     forward: Candidates
     backward: Candidates
     is_symmetric: bool
@@ -134,7 +137,9 @@ class Plans:
         turned = self.adjacency.transposed
         is_symmetric = self.adjacency.is_symmetric(weight)
         forward = self._candidates(self.adjacency, weight)
-        return _Matrix(forward, forward if is_symmetric else self._candidates(turned, weight), is_symmetric)
+        return _Matrix(
+            len(self._matrices), forward, forward if is_symmetric else self._candidates(turned, weight), is_symmetric
+        )
 
     def _candidates(self, adjacency: Adjacency, weight: Tensor | None) -> Candidates:
         whole = Part(adjacency, adjacency.values(weight))
@@ -152,21 +157,29 @@ class Plans:
         if direction == "backward" and matrix.is_symmetric:
             direction = "forward"  # the transposed matrix is the same one
         if (width, direction) not in matrix.choices:
-            candidates = matrix.forward if direction == "forward" else matrix.backward
-            options = self.options
-            matrix.choices[width, direction] = self.watch.measure(
-                "select",
-                lambda: choose(candidates, width, options.num_trials, options.min_gain, self.library_kernels),
-            )
+            choice = self.watch.measure("select", lambda: self._select(matrix, width, direction))
+            matrix.choices[width, direction] = choice
         return matrix.choices[width, direction]
+
+    def _select(self, matrix: _Matrix, width: int, direction: str) -> Choice:
+        candidates = matrix.forward if direction == "forward" else matrix.backward
+        for earlier in self.options.replay:
+            if (earlier["matrix"], earlier["num_features"], earlier["direction"]) == (matrix.number, width, direction):
+                choice = assemble(candidates, earlier["kernels"], self.library_kernels)
+                if choice is not None:
+                    return choice
+        options = self.options
+        return choose(candidates, width, options.num_trials, options.min_gain, self.library_kernels)
 
     def all_choices(self) -> list[dict[str, Any]]:
         """A record for each matrix, width and direction."""
         return [
             {
+                "matrix": matrix.number,
                 "weighted": key is not None,
                 "num_features": width,
-                "direction": direction + (" (symmetric: both)" if matrix.is_symmetric else ""),
+                "direction": direction,
+                "is_symmetric": matrix.is_symmetric,
                 "kernels": list(choice.names),
                 "reason": choice.reason,
                 "tried_s": choice.tried,

@@ -98,10 +98,7 @@ def choose(
         tried |= {f"{name}: {kernel.name}": seconds for kernel, seconds in measured}
         chosen.append(_fastest(measured)[0])
     intra, inter = chosen
-
-    def both(x: Tensor) -> Tensor:
-        return intra.run(x).add_(inter.run(x))
-
+    both = _sum_of(intra, inter)
     split = Kernel(f"{intra.name} + {inter.name}", both, 0)
     (_, best_s), (_, split_s) = _measure(candidates.whole, [best, split], x, 2 * num_trials)
     # the final between the two is timed in turns: its times are what decides
@@ -111,6 +108,25 @@ def choose(
         return Choice(both, (intra, inter), tried, f"split, {gain:.0%} faster than {best.name} alone")
     reason = f"{best.name} alone; the best split takes {split_s / best_s:.2f}× its time"
     return Choice(best.run, (best,), tried, reason)
+
+
+def assemble(candidates: Candidates, names: Sequence[str], extra: Sequence[Factory] = ()) -> Choice | None:
+    """Return the choice of an earlier run by its kernels' names, unmeasured; None where one of them is not to be had here."""
+    parts = ("whole",) if len(names) == 1 else ("intra", "inter")
+    if len(names) == 2 and candidates.intra is None:
+        return None
+    kernels: list[Kernel] = []
+    for part, name in zip(parts, names, strict=True):
+        found = next((kernel for kernel in candidates.of(part, extra) if kernel.name == name), None)
+        if found is None:
+            return None
+        kernels.append(found)
+    run = kernels[0].run if len(kernels) == 1 else _sum_of(*kernels)
+    return Choice(run, tuple(kernels), {}, f"{' + '.join(names)}, as in the run that is resumed")
+
+
+def _sum_of(intra: Kernel, inter: Kernel) -> SpMM:
+    return lambda x: intra.run(x).add_(inter.run(x))
 
 
 def _fastest(measured: list[tuple[Kernel, float]]) -> tuple[Kernel, float]:

@@ -10,6 +10,7 @@ Source: AdaptGear (arXiv 2305.17408), whose idea this is; the selection rule is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,13 +30,18 @@ from runner.units import format_seconds
 
 @dataclass(frozen=True, kw_only=True)
 class DensityAdaptive:
-    """Options of the strategy; see ``conf/kernel`` for their meaning."""
+    """Options of the strategy; see ``conf/kernel`` for their meaning.
+
+    ``replay`` holds the choices of an earlier run's report: what it names is taken, not measured again, so that a resumed run
+    rounds as the first one did.
+    """
 
     partition: str = "metis"
     block_size: int = 64
     min_intra_fraction: float = 0.1
     min_gain: float = 0.03
     num_trials: int = 7
+    replay: Sequence[dict[str, Any]] = ()
     name: str = "density_adaptive"
 
     def prepare(self, program: Program) -> Prepared:
@@ -140,9 +146,9 @@ class PreparedDensity:
             + ("" if report["split"] else "; not split: too few edges inside, or all")
         )
         for choice in report["choices"]:
-            lines.append(
-                f"width {choice['num_features']}, {choice['direction']}{', weighted' if choice['weighted'] else ''}: {choice['reason']}"
-            )
+            both = " and backward" if choice["is_symmetric"] else ""
+            weighted = ", weighted" if choice["weighted"] else ""
+            lines.append(f"width {choice['num_features']}, {choice['direction']}{both}{weighted}: {choice['reason']}")
             lines += [
                 f"    {name:32} {format_seconds(seconds)}"
                 for name, seconds in sorted(choice["tried_s"].items(), key=lambda pair: pair[1])
