@@ -88,7 +88,7 @@ def make_schedule(optimizer: torch.optim.Optimizer, config: TrainConfig) -> torc
 
 
 def train_step(batch: tuple[Tensor, Tensor], optimizer: torch.optim.Optimizer) -> Tensor:
-    """Loss, backward, update; returns the detached loss."""
+    """Do one update on a batch (logits float [n, K], labels int64 [n]); returns the mean cross entropy, detached, a scalar."""
     logits, labels = batch
     loss = F.cross_entropy(logits, labels)
     optimizer.zero_grad()

@@ -101,7 +101,7 @@ class Adjacency:
         return sparse.csr_array(parts, shape=(self.num_dst, self.num_src))
 
     def is_symmetric(self, edge_weight: Tensor | None = None) -> bool:
-        """Whether A equals its transpose in structure and values, duplicates summed; not so for a bipartite graph."""
+        """Whether A equals its transpose in structure and values (float [E], by edge id), duplicates summed; a bipartite graph doesn't."""
         if self.num_src != self.num_dst:
             return False
         matrix = self.matrix(self.values(edge_weight).clone())

@@ -54,8 +54,8 @@ def answer(module: nn.Module, forward: Callable[[], Tensor], loss: Callable[[Ten
 
     Args:
         module: holds the parameters.
-        forward: returns the output in the graph's own order of nodes.
-        loss: of that output.
+        forward: returns the output [N, K] in the graph's own order of nodes.
+        loss: maps that output to a scalar.
         seed: of the dropout masks.
     """
     buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
@@ -81,7 +81,7 @@ def answer(module: nn.Module, forward: Callable[[], Tensor], loss: Callable[[Ten
 
 
 def evaluation(module: nn.Module, forward: Callable[[], Tensor]) -> Tensor:
-    """Run forward once in evaluation mode, without gradients; the mode is left as it was."""
+    """Run forward once in evaluation mode, without gradients, and return its output [N, K]; the mode is left as it was."""
     was_training = module.training
     module.eval()
     try:
@@ -143,7 +143,10 @@ def worse_of(one: Agreement, other: Agreement) -> Agreement:
 
 
 def relative_difference(expected: Tensor, found: Tensor, floor: float = 0.0) -> float:
-    """Return max |found - expected| over max |expected| (or ``floor``, whichever is larger)."""
+    """Return max |found - expected| over max |expected| (or ``floor``, whichever is larger) of two tensors of one shape.
+
+    NaN and infinities must be the same on both sides; where they are not, or the shapes differ, the difference is infinite.
+    """
     if not expected.numel():
         return 0.0
     if expected.shape != found.shape:

@@ -250,7 +250,13 @@ def _split(raw: RawGraph, labels: Tensor, config: DatasetConfig, report: list[st
 
 
 def random_split(labels: Tensor, train_fraction: float, val_fraction: float, seed: int) -> Split:
-    """Draw a split of the labelled items; the same seed draws the same split."""
+    """Draw a split of the labelled items; the same seed draws the same split.
+
+    Args:
+        labels: int64 [n], -1 for unlabelled.
+        train_fraction, val_fraction: shares of the labelled items; the rest is for testing.
+        seed: of the draw.
+    """
     labelled = (labels >= 0).nonzero().flatten()
     order = labelled[torch.randperm(labelled.numel(), generator=torch.Generator().manual_seed(seed))]
     first = round(train_fraction * order.numel())
