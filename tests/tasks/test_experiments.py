@@ -22,7 +22,7 @@ from runner.gnn.batches import to_dgl
 from runner.gnn.data.graph_data import RawGraph
 from runner.gnn.data.load import load
 from runner.gnn.data.npz import write_npz
-from runner.gnn.dgl_compat import import_dgl
+from runner.gnn.dgl_compat import has_cuda, import_dgl
 from runner.gnn.models import build_model
 from runner.kernels.density import autograd, plans
 from runner.results import read_metrics, read_result
@@ -577,3 +577,12 @@ def test_a_resumed_run_takes_the_kernels_of_the_first(
     assert second["runs"][1]["test_loss"] == first["runs"][1]["test_loss"]
     one, two = (read_metrics(tmp_path / folder) for folder in ("first", "second"))
     assert [entry["loss"] for entry in one] == [entry["loss"] for entry in two]
+
+
+@pytest.mark.gpu
+def test_baseline_trains_on_a_gpu(run_experiment: Run) -> None:
+    if not has_cuda():
+        pytest.skip("no GPU that torch and DGL can both use")
+    record = run_experiment(*SMALL[:3], "device=cuda", "train.epochs=3")
+    assert record["device"] == "cuda"
+    assert record["environment"]["gpus"]
