@@ -247,7 +247,7 @@ class FullGraphExperiment:
         found = answer(self.module, lambda: prepared.restore(prepared(placed, True)), loss, seed)
         lowered = prepared.lowered()
         if lowered is None:
-            return require(prepared.name, expected, found, lambda: expected, lambda: "the module itself")
+            return require(prepared.name, expected, found, lambda: expected, lambda: "its second call: it keeps state")
         graph, executable = lowered
         return require(
             prepared.name,

@@ -283,11 +283,11 @@ def _report(context: Context, result: dict[str, Any]) -> None:
         table.add_row(*[str(value) for value in row])
     context.show(table)
     mean, std = result["test_metric_mean"], result["test_metric_std"]
-    what, spread_over = "test", f"{len(result['runs'])} seeds"
+    what, spread_over = "test", f"{len(result['runs'])} seed(s)"
     if "cross_validation" in result:
         what, spread_over = (
             "cross-validated",
-            f"{context.config.train.folds} folds, {len(result['cross_validation'])} repeats",
+            f"{context.config.train.folds} folds, {len(result['cross_validation'])} repeat(s)",
         )
     context.say(
         f"{what} {result['metric']}: {mean:.4f} ± {std:.4f} (over {spread_over}), "
