@@ -250,7 +250,7 @@ def _readers(config: Config) -> Iterator[tuple[list[str], bool, str]]:
     yield of("dataset", "num_communities", "intra_fraction"), is_planted and dataset.task == "node", "this dataset"
     yield of("dataset", "feature_signal"), dataset.features == "given", f"dataset.features={dataset.features}"
     yield of("model", "readout"), dataset.task == "graph", "dataset.task=node"
-    is_deep = config.model.num_layers > 1 or config.model.name == "custom" or dataset.task == "graph"
+    is_deep = config.model.num_layers > 1 or config.model.name in ("gin", "sgc", "custom") or dataset.task == "graph"
     yield of("model", "hidden", "norm", "dropout", "activation", "residual", "heads"), is_deep, "model.num_layers=1"
     yield of("train", "select", "patience"), not train.folds, "train.folds: the protocol picks one epoch for all folds"
     yield of("dataset", "train_fraction", "val_fraction", "split"), not train.folds, "train.folds"
