@@ -121,6 +121,7 @@ class WandbSink:
         """Log a record under ``STRATEGY/METRIC``, or ``METRIC``; each curve has its own epochs as x-axis."""
         prefix = f"{entry['strategy']}/" if "strategy" in entry else ""
         prefix += f"repeat{entry['repeat']}/" if entry.get("repeat") else ""
+        prefix += f"fold{entry['fold']}/" if "fold" in entry else ""
         values = {
             f"{prefix}{key}": value
             for key, value in entry.items()

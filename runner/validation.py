@@ -21,7 +21,7 @@ MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
     "alpha": ("appnp",),
     "learn_eps": ("gin",),
     "mlp_layers": ("gin",),
-    "readout": GRAPH_MODELS,
+    "readout": ("gcn", "gin"),
     "edge_weight": ("gcn", "sage", "gin", "sgc", "appnp"),
     "num_layers": ("gcn", "sage", "gin", "gat", "gatv2", "appnp"),
     "hidden": ("gcn", "sage", "gin", "gat", "gatv2", "appnp"),
@@ -168,6 +168,11 @@ def _check_train(config: Config) -> None:
         )
     if train.folds == 1:
         raise ConfigError("train.folds=1: cross-validation needs at least 2 folds; 0 uses one split")
+    if train.folds and train.patience:
+        raise ConfigError(
+            f"train.folds={train.folds} with train.patience={train.patience}: the protocol compares all folds at the same epoch, so "
+            "none may stop early; use train.patience=0"
+        )
     if train.folds and dataset.task != "graph":
         raise ConfigError(f"train.folds={train.folds} is for dataset.task=graph, this is dataset.task={dataset.task}")
     if train.folds and train.eval_every != 1:
@@ -250,9 +255,10 @@ def _readers(config: Config) -> Iterator[tuple[list[str], bool, str]]:
     yield of("dataset", "num_communities", "intra_fraction"), is_planted and dataset.task == "node", "this dataset"
     yield of("dataset", "feature_signal"), dataset.features == "given", f"dataset.features={dataset.features}"
     yield of("model", "readout"), dataset.task == "graph", "dataset.task=node"
-    is_deep = config.model.num_layers > 1 or config.model.name in ("gin", "sgc", "custom") or dataset.task == "graph"
-    yield of("model", "hidden", "norm", "dropout", "activation", "residual", "heads"), is_deep, "model.num_layers=1"
-    yield of("train", "select", "patience"), not train.folds, "train.folds: the protocol picks one epoch for all folds"
+    is_deep = config.model.num_layers > 1 or config.model.name in ("sgc", "custom") or dataset.task == "graph"
+    has_mlp = config.model.name == "gin" and config.model.mlp_layers > 1
+    yield of("model", "dropout", "residual", "heads"), is_deep, "model.num_layers=1"
+    yield of("model", "hidden", "norm", "activation"), is_deep or has_mlp, "model.num_layers=1"
     yield of("dataset", "train_fraction", "val_fraction", "split"), not train.folds, "train.folds"
     yield of("dataset", "seed"), is_planted or dataset.features.startswith("random"), "features that the dataset has"
     yield (

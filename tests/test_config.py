@@ -81,6 +81,8 @@ def test_every_experiment_composes(path: Path) -> None:
         (["dataset=mutag", "model=gat"], "has no readout"),
         (["train.folds=10"], "is for dataset.task=graph"),
         (["dataset=mutag", "train.folds=1"], "needs at least 2 folds"),
+        (["dataset=mutag", "train.folds=10", "train.patience=3"], "none may stop early"),
+        (["dataset=mutag", "train.folds=10", "train.eval_every=3"], "every epoch must be evaluated"),
         (["model=gcn", "model.heads=2"], "model.heads=2 has no effect on model=gcn"),
         (["model=custom"], "needs model.target"),
         (["task=benchmark", "train.resume=x"], "train.resume is for task=train"),
@@ -215,3 +217,14 @@ def test_a_misspelt_run_removes_nothing_of_the_users(cli: Cli, tmp_path: Path) -
     ):
         assert cli(*arguments).returncode == 2
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine", "outputs", "train"]
+
+
+def test_one_layer_reads_less() -> None:
+    def notes(*overrides: str) -> str:
+        return " ".join(
+            validation.unused(compose("model.num_layers=1", "model.hidden=99", "model.dropout=0.1", *overrides))
+        )
+
+    assert "model.hidden" in notes("model=gcn")
+    assert "model.hidden" not in notes("model=gin"), "GIN's MLP has it"
+    assert "model.dropout" in notes("model=gin")

@@ -150,6 +150,8 @@ def test_wandb_gets_flat_config_groups_tags_and_headlines(tmp_path: Path, wandb:
     assert run.logged[0] == {"baseline/epoch": 1, "baseline/loss": 0.5}
     assert run.logged[1] == {"baseline/repeat2/epoch": 1, "baseline/repeat2/loss": 0.5}
     assert run.defined["baseline/loss"] == "baseline/epoch"
+    sinks.metrics({"repeat": 0, "fold": 3, "epoch": 0, "loss": 1.0})
+    assert run.logged.pop() == {"fold3/epoch": 0, "fold3/loss": 1.0}
     sinks.summary({"speedup": 2.0, "bad": float("nan")})
     sinks.table("strategies", ["a", "b"], [[1, "x"]])
     sinks.finish("finished")

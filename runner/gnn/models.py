@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,6 +71,8 @@ def _build_custom(config: ModelConfig, num_features: int, num_classes: int) -> n
             f"model.target={target}: importing runs code, so its package must be listed in the environment: "
             f"{ALLOWED_PACKAGES}={module_name.split('.')[0]} (now: {', '.join(allowed) or 'empty'})"
         )
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # a console script has not, what `python -m` has: the user's own folder
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

@@ -127,6 +127,11 @@ def check_against_data(config: Config, data: GraphData) -> None:
             labels = data.labels[getattr(data.split, part)]
             if labels.numel() and labels.unique().numel() < 2:
                 raise ConfigError(f"train.metric=roc_auc: the {part} split of {data.name} has one class only")
+    seeds = data.split.train.numel() if config.train.sampling == "neighbor" else data.num_nodes
+    if config.model.norm == "batch" and seeds == 1:
+        raise ConfigError(
+            f"model.norm=batch: {data.name} leaves a single row to normalise over; use model.norm=layer or none"
+        )
     if config.model.edge_weight and data.edge_weight is None:
         raise ConfigError(f"model.edge_weight=true: {data.name} has no edge weights")
     needs_positive = config.model.edge_weight and config.model.name in ("sgc", "appnp")

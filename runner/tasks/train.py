@@ -90,6 +90,8 @@ def _trainers(
 
     if config.dataset.task == "graph":
         splits = _folds(data, config.train.folds, config.dataset.split_seed) if config.train.folds else []
+        if config.train.metric == "roc_auc" and any(data.labels[fold.test].unique().numel() < 2 for fold in splits):
+            raise ConfigError("train.metric=roc_auc: a fold has graphs of one class only; use accuracy, or fewer folds")
 
         def for_graphs(run: Run) -> Trainer:
             module = fresh(run.seed)
@@ -154,7 +156,7 @@ def _folds(data: GraphData, num_folds: int, seed: int) -> list[Split]:
 def _replay(context: Context, checkpoint: Checkpoint, runs: list[Run]) -> None:
     """Write the curves up to the checkpoint into this run's own metrics, so that they are whole."""
     current = len(checkpoint.done)
-    for record in checkpoint.done:
+    for record in checkpoint.done[: len(runs)]:
         for entry in record["history"]:
             context.sinks.metrics(entry)
     history = checkpoint.trainer.get("progress", {}).get("history", [])
