@@ -55,8 +55,8 @@ def run(
     """
     console = console or _console()
     log = _open_log(folder)
-    if config.cluster.num_threads is not None:
-        torch.set_num_threads(config.cluster.num_threads)
+    num_threads_before = torch.get_num_threads()
+    torch.set_num_threads(config.cluster.num_threads or num_threads_before)
     record = RunFolder(folder, config, choices=choices, overrides=overrides)
     record.record["environment"] |= torch_environment()
 
@@ -96,6 +96,7 @@ def run(
             sinks.finish(status)
         log.info(f"{status}{f': {error}' if error else ''}")
         _close_log(log)
+        torch.set_num_threads(num_threads_before)  # the next job of a sweep has its own
     say(f"finished; results in {_short(folder)}")
     return record.record
 

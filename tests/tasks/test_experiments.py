@@ -231,6 +231,13 @@ def test_ways_to_train(run_experiment: Run, options: tuple[str, ...]) -> None:
     assert record["test_metric_mean"] == record["test_metric_mean"]
 
 
+def test_the_threads_of_one_job_are_not_those_of_the_next(run_experiment: Run) -> None:
+    before = torch.get_num_threads()
+    record = run_experiment(*FAST, "cluster.num_threads=2", "train.epochs=1")
+    assert record["environment"]["num_threads"] == 2
+    assert torch.get_num_threads() == before
+
+
 def test_repeats_use_seeds_of_their_own(run_experiment: Run) -> None:
     record = run_experiment(*FAST, "train.repeats=3", "train.seed=5")
     assert [run["seed"] for run in record["runs"]] == [5, 6, 7]
