@@ -24,7 +24,7 @@ from runner.results import FAILED, FINISHED, INTERRUPTED, RunFolder
 from runner.schema import Config
 from runner.tasks import benchmark, train
 from runner.tasks.context import Context
-from runner.tracking import open_sinks
+from runner.tracking import Sinks, open_sinks
 from runner.validation import unused
 
 TASKS: dict[str, Callable[[Context], dict[str, Any]]] = {"train": train.run, "benchmark": benchmark.run}
@@ -55,10 +55,7 @@ def run(
     """
     console = console or _console()
     log = _open_log(folder)
-    num_threads_before = torch.get_num_threads()
-    torch.set_num_threads(config.cluster.num_threads or num_threads_before)
     record = RunFolder(folder, config, choices=choices, overrides=overrides)
-    record.record["environment"] |= torch_environment()
 
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -73,12 +70,22 @@ def run(
     say(f"run folder: {_short(folder)}")
     for note in unused(config):
         say(f"note: {note}")
-    sinks = None
+    with _recorded(record, log) as sinks, _threads(config.cluster.num_threads), _quiet_libraries(), _stop_on_sigterm():
+        record.record["environment"] |= torch_environment()
+        sinks.append(open_sinks(config, record, group=sweep, say=say))
+        record.update(**TASKS[config.task.name](Context(config, record, sinks[0], console, say, show)))
+    say(f"finished; results in {_short(folder)}")
+    _close_log(log)
+    return record.record
+
+
+@contextmanager
+def _recorded(record: RunFolder, log: logging.Logger) -> Iterator[list[Sinks]]:
+    """Put on record how a run ends, in its folder, its log and the sinks that it adds to the list."""
+    sinks: list[Sinks] = []
     status, error = FAILED, None
     try:
-        with _quiet_libraries(), _stop_on_sigterm():
-            sinks = open_sinks(config, record, group=sweep, say=say)
-            record.update(**TASKS[config.task.name](Context(config, record, sinks, console, say, show)))
+        yield sinks
         status = FINISHED
     except KeyboardInterrupt:
         status, error = INTERRUPTED, "interrupted"
@@ -92,13 +99,22 @@ def run(
         raise
     finally:
         record.finish(status, error)
-        if sinks is not None:
-            sinks.finish(status)
+        for opened in sinks:
+            opened.finish(status)
         log.info(f"{status}{f': {error}' if error else ''}")
-        _close_log(log)
-        torch.set_num_threads(num_threads_before)  # the next job of a sweep has its own
-    say(f"finished; results in {_short(folder)}")
-    return record.record
+        if status != FINISHED:
+            _close_log(log)
+
+
+@contextmanager
+def _threads(num_threads: int | None) -> Iterator[None]:
+    """Run with so many CPU threads; the next job of a sweep has its own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def torch_environment() -> dict[str, Any]:

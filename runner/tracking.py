@@ -80,7 +80,9 @@ class WandbSink:
             "config": plain(flat_config(config)),
         }
         if mode == "online":
-            run = self._within(lambda: self._init(arguments, "online"), "could not be reached")
+            run = self._within(
+                lambda: self._init(arguments, "online"), "could not be reached, so the run is kept offline"
+            )
             if run is not None:
                 return run
         return self._init(arguments, "disabled" if mode == "disabled" else "offline")
@@ -114,7 +116,7 @@ class WandbSink:
         if done:
             return done[0]
         reason = " ".join(str(errors[0]).split())[:120] if errors else f"no answer in {self._timeout_s:g} s"
-        self._say(f"wandb: the server {failure} ({reason}); the run is kept offline")
+        self._say(f"wandb: the server {failure} ({reason})")
         return None
 
     def metrics(self, entry: dict[str, Any]) -> None:
@@ -147,7 +149,7 @@ class WandbSink:
             return True
 
         self._run.summary["status"] = status
-        self._within(close, "did not take the rest of the run; `wandb sync` sends it later")
+        self._within(close, "did not take the rest of the run, `wandb sync` sends it later")
 
 
 class Sinks:

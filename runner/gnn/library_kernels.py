@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from runner.gnn.dgl_compat import import_dgl
-from runner.kernels.density.formats import Kernel, Part, num_bytes_of
+from runner.kernels.ops.spmm import Kernel, Part, num_bytes_of
 
 
 def csr_dgl(part: Part) -> Kernel:

@@ -84,7 +84,7 @@ def make_schedule(optimizer: torch.optim.Optimizer, config: TrainConfig) -> torc
             return torch.optim.lr_scheduler.StepLR(optimizer, config.schedule_every, config.schedule_factor)
         case "cosine":
             return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.epochs)
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    return torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
 
 
 def train_step(batch: tuple[Tensor, Tensor], optimizer: torch.optim.Optimizer) -> Tensor:
@@ -125,7 +125,7 @@ class Trainer:
         return {
             "model": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "schedule": self._schedule_state(),
+            "schedule": self.schedule.state_dict(),
             "progress": dataclasses.asdict(self.progress),
         }
 
@@ -135,11 +135,6 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.progress = Progress(**state["progress"])
-
-    def _schedule_state(self) -> dict[str, Any]:
-        return {key: value for key, value in self.schedule.state_dict().items() if key != "lr_lambdas"} | (
-            {"lr_lambdas": [None]} if isinstance(self.schedule, torch.optim.lr_scheduler.LambdaLR) else {}
-        )
 
     def _out_of_patience(self) -> bool:
         return bool(self.config.patience) and self.progress.epoch - self.progress.best_seen_at >= self.config.patience

@@ -23,12 +23,8 @@ from runner.kernels.strategy import Prepared
 from runner.kernels.verify import Agreement
 from runner.progress import Bar
 from runner.results import mean_std, spread
-from runner.tasks.context import (
-    Context,
-    FullGraphExperiment,
-    begin,
-    prepare_strategy,
-)
+from runner.tasks.context import Context, begin
+from runner.tasks.full_graph import FullGraphExperiment, prepare_strategy
 from runner.units import format_bytes
 
 _CURVE_LIMIT = 1e-4

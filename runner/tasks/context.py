@@ -1,49 +1,26 @@
-"""What every task is given, and the steps that tasks share: device, data, model, strategy."""
+"""What every task is given, and how every task begins: data, checks, device, model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
-from runner.errors import ConfigError, UserError, VerificationError
-from runner.gnn.batches import FullGraph, to_dgl
-from runner.gnn.capture import capture
-from runner.gnn.data.graph_data import GraphData, Split
+from runner.errors import ConfigError
+from runner.gnn.data.graph_data import GraphData
 from runner.gnn.data.load import load
 from runner.gnn.dgl_compat import has_cuda, import_dgl
-from runner.gnn.library_kernels import csr_dgl
 from runner.gnn.metrics import check_metric
 from runner.gnn.models import build_model
-from runner.kernels.adjacency import Adjacency
-from runner.kernels.density.strategy import DensityAdaptive
-from runner.kernels.opgraph import OpGraph
-from runner.kernels.strategy import Baseline, Prepared, Program, Strategy
-from runner.kernels.verify import (
-    OUTPUT_TOLERANCE,
-    Agreement,
-    answer,
-    answer_in_fp64,
-    evaluation,
-    first_difference,
-    other_weights,
-    relative_difference,
-    require,
-    worse_of,
-)
 from runner.results import RunFolder, fingerprint
-from runner.schema import Config, KernelConfig, used_strategies
+from runner.schema import Config, used_strategies
 from runner.tracking import Sinks
-
-_VERIFY_SEED = 20_231_130  # any: baseline and strategy get the same
 
 
 @dataclass(frozen=True)
@@ -152,147 +129,10 @@ def check_against_data(config: Config, data: GraphData) -> None:
         )
 
 
-def make_strategy(name: str, kernel: KernelConfig, replay: Sequence[dict[str, Any]] = ()) -> Strategy:
-    """Return a configured strategy; ``replay`` has the choices of a run that is resumed."""
-    if name == "baseline":
-        return Baseline()
-    return DensityAdaptive(
-        partition=kernel.partition,
-        block_size=kernel.block_size,
-        min_intra_fraction=kernel.min_intra_fraction,
-        min_gain=kernel.min_gain,
-        num_trials=kernel.num_trials,
-        replay=replay,
-    )
-
-
-class FullGraphExperiment:
-    """A model on one whole graph: what the strategies are prepared for, verified against and timed on.
-
-    Args:
-        config: the experiment.
-        data: its graph.
-        device: where it runs.
-    """
-
-    def __init__(self, config: Config, data: GraphData, device: torch.device) -> None:
-        self.config, self.data, self.device = config, data, device
-        self.graph = to_dgl(data, device)
-        self.module = self.fresh_module(config.train.seed)
-        self.labels = data.labels.to(device)
-
-    def fresh_module(self, seed: int) -> nn.Module:
-        """Build the model with the initial weights of a seed."""
-        torch.manual_seed(seed)
-        return build_model(self.config.model, self.data.num_features, self.data.num_classes, self.data.task).to(
-            self.device
-        )
-
-    def reset(self, seed: int) -> None:
-        """Give the module the initial weights of a seed."""
-        self.module.load_state_dict(self.fresh_module(seed).state_dict())
-
-    @cached_property
-    def features(self) -> Tensor:
-        """float32 [N, F], dense, in the graph's own order."""
-        return self.data.dense_features().to(self.device)
-
-    @cached_property
-    def adjacency(self) -> Adjacency:
-        return Adjacency.from_edges(self.data.src, self.data.dst, self.data.num_nodes, self.data.num_nodes)
-
-    @cached_property
-    def program(self) -> Program:
-        return Program(
-            forward=lambda features: self.module(self.graph, features),
-            capture=self._capture,
-            adjacency=lambda: self.adjacency,
-            library_kernels=(csr_dgl,),
-        )
-
-    def _capture(self, training: bool) -> OpGraph:
-        before = self.module.training
-        self.module.train(training)
-        try:
-            return capture(self.module, self.graph, self.features, self.adjacency)
-        finally:
-            self.module.train(before)
-
-    def source_for(self, prepared: Prepared) -> FullGraph:
-        """The graph as training batches under a strategy: features, labels and split in its order of nodes."""
-        split = self.data.split
-        return FullGraph(
-            lambda features: prepared(features, self.module.training),
-            prepared.place(self.features),
-            prepared.place(self.labels),
-            Split(train=prepared.locate(split.train), val=prepared.locate(split.val), test=prepared.locate(split.test)),
-        )
-
-    def verify(self, prepared: Prepared) -> Agreement:
-        """Compare a strategy with baseline: output, loss, every gradient and buffer, dropout on, and the output in evaluation mode;
-        on the weights that the module has and on others, that the strategy hasn't seen.
-
-        Raises:
-            VerificationError: past tolerance, naming the op.
-        """
-        agreement = self._verify_step(prepared, _VERIFY_SEED)
-        with other_weights(self.module, _VERIFY_SEED):
-            agreement = worse_of(agreement, self._verify_step(prepared, _VERIFY_SEED + 1))
-            self._verify_evaluation(prepared)
-        return agreement
-
-    def _verify_step(self, prepared: Prepared, seed: int) -> Agreement:
-        rows = self.data.split.train
-
-        def loss(output: Tensor) -> Tensor:
-            return F.cross_entropy(output[rows], self.labels[rows])
-
-        expected = answer(self.module, lambda: self.program.forward(self.features), loss, seed)
-        placed = prepared.place(self.features)
-        found = answer(self.module, lambda: prepared.restore(prepared(placed, True)), loss, seed)
-        lowered = prepared.lowered()
-        if lowered is None:
-            return require(prepared.name, expected, found, lambda: expected, lambda: "its second call: it keeps state")
-        graph, executable = lowered
-        return require(
-            prepared.name,
-            expected,
-            found,
-            lambda: answer_in_fp64(graph, self.features, loss, seed, expected),
-            lambda: first_difference(graph, executable, self.features, prepared.place, prepared.restore, seed),
-        )
-
-    def _verify_evaluation(self, prepared: Prepared) -> None:
-        expected = evaluation(self.module, lambda: self.program.forward(self.features))
-        placed = prepared.place(self.features)
-        found = evaluation(self.module, lambda: prepared.restore(prepared(placed, False)))
-        difference = relative_difference(expected, found)
-        if difference > OUTPUT_TOLERANCE:
-            raise VerificationError(
-                f"{prepared.name} differs from baseline in evaluation mode: output by {difference:.1e} of its largest entry "
-                f"(allowed {OUTPUT_TOLERANCE:.0e})"
-            )
-
-
-def prepare_strategy(
-    context: Context, experiment: FullGraphExperiment, name: str, replay: Sequence[dict[str, Any]] = ()
-) -> Prepared:
-    """Prepare a strategy; with ``kernel.fallback`` baseline takes the place of one that can't take the model.
-
-    Raises:
-        UserError: where the strategy can't take the model and no fallback was asked for.
-    """
-    kernel = context.config.kernel
-    try:
-        prepared = make_strategy(name, kernel, replay).prepare(experiment.program)
-    except UserError as error:
-        if not kernel.fallback:
-            raise
-        context.say(f"{name}: {error}; kernel.fallback=true, so baseline runs in its place")
-        prepared = Baseline().prepare(experiment.program)
-    if kernel.explain:
-        context.say(f"--- {prepared.name} ---\n{prepared.explain()}")
-    return prepared
+def fresh_module(config: Config, data: GraphData, device: torch.device, seed: int) -> nn.Module:
+    """Build the model with the initial weights of a seed."""
+    torch.manual_seed(seed)
+    return build_model(config.model, data.num_features, data.num_classes, data.task).to(device)
 
 
 def describe(data: GraphData) -> dict[str, Any]:

@@ -11,23 +11,17 @@ from typing import Any
 import torch
 from rich.table import Table
 from sklearn.model_selection import StratifiedKFold
-from torch import nn
 
 from runner.errors import ConfigError
 from runner.gnn.batches import BatchSource, GraphBatches, SampledNodes, to_dgl
 from runner.gnn.data.graph_data import GraphData, Split
-from runner.gnn.models import build_model
 from runner.gnn.train import FitResult, Trainer
 from runner.progress import Bar
 from runner.results import mean_std, spread, write_atomically
 from runner.tasks import checkpoint as checkpoints
 from runner.tasks.checkpoint import Checkpoint
-from runner.tasks.context import (
-    Context,
-    FullGraphExperiment,
-    begin,
-    prepare_strategy,
-)
+from runner.tasks.context import Context, begin, fresh_module
+from runner.tasks.full_graph import FullGraphExperiment, prepare_strategy
 
 
 @dataclass(frozen=True)
@@ -84,17 +78,13 @@ def _trainers(
             "baseline runs the DGL module as it is; each batch has a graph of its own, so there is no one op graph to show"
         )
 
-    def fresh(seed: int) -> nn.Module:
-        torch.manual_seed(seed)
-        return build_model(config.model, data.num_features, data.num_classes, data.task).to(device)
-
     if config.dataset.task == "graph":
         splits = _folds(data, config.train.folds, config.dataset.split_seed) if config.train.folds else []
         if config.train.metric == "roc_auc" and any(data.labels[fold.test].unique().numel() < 2 for fold in splits):
             raise ConfigError("train.metric=roc_auc: a fold has graphs of one class only; use accuracy, or fewer folds")
 
         def for_graphs(run: Run) -> Trainer:
-            module = fresh(run.seed)
+            module = fresh_module(config, data, device, run.seed)
             split = splits[run.fold] if splits else data.split
             return Trainer(
                 module, GraphBatches(module, data, split, config.train.batch_size, device), config.train, run.seed
@@ -104,7 +94,7 @@ def _trainers(
     graph = to_dgl(data, device)
 
     def for_samples(run: Run) -> Trainer:
-        module = fresh(run.seed)
+        module = fresh_module(config, data, device, run.seed)
         source = SampledNodes(module, graph, data, list(config.train.fanouts), config.train.batch_size)
         return Trainer(module, source, config.train, run.seed)
 
@@ -247,9 +237,8 @@ def _cross_validation(done: list[dict[str, Any]], folds: int) -> dict[str, Any]:
     repeats: list[dict[str, Any]] = []
     for first in range(0, len(done) - folds + 1, folds):
         curves = [[entry["val_metric"] for entry in record["history"]] for record in done[first : first + folds]]
-        length = min(len(curve) for curve in curves)
-        by_epoch = [mean_std([curve[epoch] for curve in curves]) for epoch in range(length)]
-        epoch = max(range(length), key=lambda index: by_epoch[index][0])
+        by_epoch = [mean_std(list(scores)) for scores in zip(*curves, strict=True)]
+        epoch = max(range(len(by_epoch)), key=lambda index: by_epoch[index][0])
         repeats.append(
             {
                 "epoch": epoch,

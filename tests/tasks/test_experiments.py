@@ -25,9 +25,10 @@ from runner.gnn.data.npz import write_npz
 from runner.gnn.dgl_compat import has_cuda, import_dgl
 from runner.gnn.models import build_model
 from runner.kernels.density import autograd, plans
+from runner.kernels.verify import Agreement
 from runner.results import read_metrics, read_result
 from runner.schema import DatasetConfig
-from runner.tasks import benchmark, context, train
+from runner.tasks import benchmark, train
 
 Run = Callable[..., dict[str, Any]]
 SMALL = (
@@ -366,7 +367,7 @@ def test_break_even_and_never() -> None:
             self.preprocess_s = {"all": preprocess} if preprocess else {}
 
     def entry(step_s: float, preprocess: float) -> benchmark.Entry:
-        agreement = context.Agreement(0, 0, 0, "")
+        agreement = Agreement(0, 0, 0, "")
         return benchmark.Entry(Fake(preprocess), agreement, None, [step_s] * 3, 1, [0.5], [[1.0]])  # type: ignore[arg-type]
 
     base = entry(0.010, 0)

@@ -5,6 +5,7 @@ Legend: N nodes, E edges, F features.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -14,11 +15,11 @@ from torch import Tensor
 
 from runner.kernels.adjacency import Adjacency
 from runner.kernels.density.autograd import DropoutFunction, SpMMFunction
-from runner.kernels.density.formats import Part, num_bytes_of
 from runner.kernels.density.partition import Partition
-from runner.kernels.density.select import Candidates, Choice, Factory, assemble, choose
+from runner.kernels.density.select import Candidates, Choice, assemble, choose
 from runner.kernels.lower import Kernel, Resolve, dropout_arguments, fill, is_dropout
 from runner.kernels.opgraph import Aggregate, Call, Op, OpGraph
+from runner.kernels.ops.spmm import Factory, Part, num_bytes_of
 from runner.kernels.strategy import Stopwatch, inverse
 
 
@@ -40,6 +41,7 @@ class _Matrix:
     """One weighting of the renumbered graph: its candidates and choices in both directions."""
 
     number: int
+    weight: Tensor | None
     forward: Candidates
     backward: Candidates
     is_symmetric: bool
@@ -67,8 +69,7 @@ class Plans:
         self.is_split = self.intra_fraction >= options.min_intra_fraction and not bool(inside.all())
         degree = self.adjacency.in_degrees.clamp(min=1).float()
         self.inverse_degree = (1 / degree).unsqueeze(1)
-        self._matrices: dict[int | None, _Matrix] = {}
-        self._weights: list[Tensor] = []
+        self._matrices: list[_Matrix] = []
 
     def constants(self, graph: OpGraph) -> dict[int, Tensor]:
         """The graph's constants, those with a row a node renumbered."""
@@ -90,10 +91,7 @@ class Plans:
     def _lower_spmm(self, graph: OpGraph, op: Aggregate) -> Kernel:
         source = next(operand.ref for operand in op.operands if operand.target == "u")
         weight = next((graph.constants[operand.ref.index] for operand in op.operands if operand.target == "e"), None)
-        shape = graph.values[source.index].shape
-        width = 1
-        for size in shape[1:]:
-            width *= size
+        width = math.prod(graph.values[source.index].shape[1:])
         matrix = self._matrix(weight)
         forward = self._choose(matrix, width, "forward")
         backward = self._choose(matrix, width, "backward") if source.index in graph.trainable else None
@@ -110,11 +108,12 @@ class Plans:
 
     def _lower_dropout(self, op: Call) -> Kernel:
         probability, _ = dropout_arguments(op)
+        order = self.order
 
         def run(resolve: Resolve) -> Tensor:
             x = fill(op.args, resolve)[0] if op.args else resolve(op.kwargs["input"])
             mask = torch.empty(x.shape, dtype=torch.bool).bernoulli_(1 - probability)
-            dropped: Tensor = DropoutFunction.apply(x, mask.index_select(0, self.order), 1 / (1 - probability))
+            dropped: Tensor = DropoutFunction.apply(x, mask.index_select(0, order), 1 / (1 - probability))
             return dropped
 
         return run
@@ -122,24 +121,17 @@ class Plans:
     def _matrix(self, weight: Tensor | None) -> _Matrix:
         if weight is not None and bool((weight == 1).all()):
             weight = None  # ones, as APPNP's undropped edges: the same matrix as an unweighted sum
-        for known, kept in enumerate(self._weights):
-            if weight is not None and torch.equal(kept.flatten(), weight.flatten()):
-                return self._matrices[known]
-        key = None if weight is None else len(self._weights)
-        if key is not None:
-            assert weight is not None
-            self._weights.append(weight)
-        if key not in self._matrices:
-            self._matrices[key] = self.watch.measure("build", lambda: self._build(weight))
-        return self._matrices[key]
+        known = next((matrix for matrix in self._matrices if _same(matrix.weight, weight)), None)
+        if known is None:
+            known = self.watch.measure("build", lambda: self._build(weight))
+            self._matrices.append(known)
+        return known
 
     def _build(self, weight: Tensor | None) -> _Matrix:
-        turned = self.adjacency.transposed
         is_symmetric = self.adjacency.is_symmetric(weight)
         forward = self._candidates(self.adjacency, weight)
-        return _Matrix(
-            len(self._matrices), forward, forward if is_symmetric else self._candidates(turned, weight), is_symmetric
-        )
+        backward = forward if is_symmetric else self._candidates(self.adjacency.transposed, weight)
+        return _Matrix(len(self._matrices), weight, forward, backward, is_symmetric)
 
     def _candidates(self, adjacency: Adjacency, weight: Tensor | None) -> Candidates:
         whole = Part(adjacency, adjacency.values(weight))
@@ -171,12 +163,24 @@ class Plans:
         options = self.options
         return choose(candidates, width, options.num_trials, options.min_gain, self.library_kernels)
 
-    def all_choices(self) -> list[dict[str, Any]]:
+    def report(self) -> dict[str, Any]:
+        """What was found and decided, for the result file."""
+        sizes = self.parts.part_ptr.diff().float()
+        return {
+            "num_parts": int(sizes.numel()),
+            "mean_part_size": float(sizes.mean()),
+            "intra_fraction": self.intra_fraction,
+            "intra_density": self.num_intra / float((sizes * sizes).sum()),
+            "split": self.is_split,
+            "choices": self._all_choices(),
+        }
+
+    def _all_choices(self) -> list[dict[str, Any]]:
         """A record for each matrix, width and direction."""
         return [
             {
                 "matrix": matrix.number,
-                "weighted": key is not None,
+                "weighted": matrix.weight is not None,
                 "num_features": width,
                 "direction": direction,
                 "is_symmetric": matrix.is_symmetric,
@@ -184,28 +188,22 @@ class Plans:
                 "reason": choice.reason,
                 "tried_s": choice.tried,
             }
-            for key, matrix in self._matrices.items()
+            for matrix in self._matrices
             for (width, direction), choice in matrix.choices.items()
         ]
-
-    def release(self) -> None:
-        """Let go of the kernels that were not chosen, and of the parts that only they need."""
-        for matrix in self._matrices.values():
-            for candidates in (matrix.forward, matrix.backward):
-                candidates.kernels.clear()
-            matrix.forward = matrix.backward = _nothing()
 
     def resident_bytes(self) -> int:
         """Memory of the order of the nodes and of the chosen kernels, each counted once."""
         chosen = {
             id(kernel): kernel.num_bytes
-            for matrix in self._matrices.values()
+            for matrix in self._matrices
             for choice in matrix.choices.values()
             for kernel in choice.kernels
         }
         return num_bytes_of(self.order, self.rank, self.inverse_degree) + sum(chosen.values())
 
 
-def _nothing() -> Candidates:
-    empty = torch.empty(0, dtype=torch.int64)
-    return Candidates(Part(Adjacency(torch.zeros(1, dtype=torch.int64), empty, empty, 0), torch.empty(0)), None, None)
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one.flatten(), other.flatten())

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from runner.errors import VerificationError
-from runner.kernels.density.formats import Kernel, Part, SpMM, coo_torch, csr_torch, dense_blocks
+from runner.kernels.ops.spmm import Factory, Kernel, Part, SpMM, coo_torch, csr_torch, dense_blocks
 
-Factory = Callable[[Part], Kernel | None]
 _SAMPLED_ROWS = 64
 _TOLERANCE = 1e-5  # of the sum of absolute products in a row
 _HUB = 1e5  # entries of a row that double it: a plain fp32 sum of 3·10^5 positive products was off by 1.9e-5 (measured)

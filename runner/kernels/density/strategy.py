@@ -60,7 +60,6 @@ class DensityAdaptive:
         lowered = {
             training: Executable(graph, plans.lower, plans.constants(graph)) for training, graph in graphs.items()
         }
-        plans.release()
         return PreparedDensity(graphs, lowered, plans, watch.seconds)
 
 
@@ -110,29 +109,23 @@ class PreparedDensity:
         plans: Plans,
         preprocess_s: dict[str, float],
     ) -> None:
-        self._graphs, self._lowered, self._plans, self.preprocess_s = graphs, lowered, plans, preprocess_s
+        self._graphs, self._lowered, self.preprocess_s = graphs, lowered, preprocess_s
+        # nothing keeps the plans: the kernels that were not chosen go with them
+        self._order, self._rank = plans.order, plans.rank
         self.resident_bytes = plans.resident_bytes()
-        sizes = plans.parts.part_ptr.diff().float()
-        self.report: dict[str, Any] = {
-            "num_parts": int(sizes.numel()),
-            "mean_part_size": float(sizes.mean()),
-            "intra_fraction": plans.intra_fraction,
-            "intra_density": plans.num_intra / float((sizes * sizes).sum()),
-            "split": plans.is_split,
-            "choices": plans.all_choices(),
-        }
+        self.report = plans.report()
 
     def __call__(self, features: Tensor, training: bool) -> Tensor:
         return self._lowered[training](features)
 
     def place(self, rows: Tensor) -> Tensor:
-        return rows[self._plans.order]
+        return rows[self._order]
 
     def restore(self, rows: Tensor) -> Tensor:
-        return rows[self._plans.rank]
+        return rows[self._rank]
 
     def locate(self, nodes: Tensor) -> Tensor:
-        return self._plans.rank[nodes]
+        return self._rank[nodes]
 
     def lowered(self) -> tuple[OpGraph, Executable] | None:
         return self._graphs[True], self._lowered[True]

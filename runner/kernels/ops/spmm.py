@@ -1,4 +1,4 @@
-"""Storage formats of a part of the graph and the SpMM on each: ``Y = A X``.
+"""SpMM on a part of the graph, one function a storage format: ``Y = A X``.
 
 Legend: N rows, M columns, E edges, F features, P blocks, B rows of the largest block.
 """
@@ -15,6 +15,7 @@ from torch import Tensor
 from runner.kernels.adjacency import Adjacency
 
 SpMM = Callable[[Tensor], Tensor]
+Factory = Callable[["Part"], "Kernel | None"]
 _MAX_DENSE_BYTES = 2**30  # dense blocks above this are never worth their memory: they'd be streamed on each call
 
 
