@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from runner.kernels import reference
-from runner.kernels.opgraph import Aggregate, Call, EdgeApply, EdgeSoftmax, Op, OpGraph, Ref, inputs_of
+from runner.kernels.opgraph import Aggregate, Call, EdgeApply, EdgeSoftmax, Op, OpGraph, Ref, inputs_of, replace_leaves
 
 Resolve = Callable[[Ref], Tensor]
 Kernel = Callable[[Resolve], Any]
@@ -74,15 +74,7 @@ def plain(graph: OpGraph, op: Op) -> Kernel:
 
 def fill(structure: Any, resolve: Resolve) -> Any:
     """Put tensors in the place of Refs."""
-    if isinstance(structure, Ref):
-        return resolve(structure)
-    if isinstance(structure, tuple):
-        return tuple(fill(entry, resolve) for entry in structure)
-    if isinstance(structure, list):
-        return [fill(entry, resolve) for entry in structure]
-    if isinstance(structure, dict):
-        return {key: fill(entry, resolve) for key, entry in structure.items()}
-    return structure
+    return replace_leaves(structure, Ref, resolve)
 
 
 def _message(graph: OpGraph, op: EdgeApply | Aggregate, resolve: Resolve) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from runner.kernels.adjacency import Adjacency
 
 Space = Literal["node", "edge", "dense"]
 Target = Literal["u", "v", "e"]
+Leaf = TypeVar("Leaf")
 
 
 @dataclass(frozen=True)
@@ -117,27 +118,37 @@ def message_name(operation: str, operands: tuple[Operand, ...]) -> str:
     return f"copy_{targets[0]}" if operation == "copy" else f"{targets[0]}_{operation}_{targets[1]}"
 
 
-def refs_in(structure: Any) -> Iterator[Ref]:
-    """Yield every Ref in nested tuples, lists and dicts."""
-    if isinstance(structure, Ref):
+def leaves(structure: Any, kind: type[Leaf]) -> Iterator[Leaf]:
+    """Yield what is of a kind in nested lists, tuples and dicts: the Refs or the tensors among a call's arguments."""
+    if isinstance(structure, kind):
         yield structure
-    elif isinstance(structure, Operand):
-        yield structure.ref
     elif isinstance(structure, list | tuple):
         for entry in structure:
-            yield from refs_in(entry)
+            yield from leaves(entry, kind)
     elif isinstance(structure, dict):
-        yield from refs_in(list(structure.values()))
+        yield from leaves(list(structure.values()), kind)
+
+
+def replace_leaves(structure: Any, kind: type[Leaf], change: Callable[[Leaf], Any]) -> Any:
+    """Return nested lists, tuples and dicts with everything of a kind changed."""
+    if isinstance(structure, kind):
+        return change(structure)
+    if isinstance(structure, list | tuple):
+        changed = [replace_leaves(entry, kind, change) for entry in structure]
+        return changed if isinstance(structure, list) else tuple(changed)
+    if isinstance(structure, dict):
+        return {key: replace_leaves(entry, kind, change) for key, entry in structure.items()}
+    return structure
 
 
 def inputs_of(op: Op) -> list[Ref]:
     """Return the values that an op reads."""
     match op:
         case Call():
-            return list(refs_in((op.args, op.kwargs)))
+            return list(leaves((op.args, op.kwargs), Ref))
         case EdgeSoftmax():
             return [op.logits]
-    return list(refs_in(op.operands))
+    return [operand.ref for operand in op.operands]
 
 
 @dataclass(frozen=True, eq=False)

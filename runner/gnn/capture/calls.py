@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from runner.gnn.dgl_compat import import_dgl
-from runner.kernels.opgraph import Ref
+from runner.kernels.opgraph import leaves
 
 
 def _methods(*names: str) -> frozenset[Callable[..., Any]]:
@@ -52,30 +52,9 @@ READS_SHAPE = frozenset((torch.zeros_like, torch.ones_like, torch.empty_like, to
 READS_SHAPE_OF_OTHERS = _methods("to", "type_as", "expand_as", "view_as", "reshape_as")
 
 
-def tensors_in(structure: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested lists, tuples and dicts."""
-    if isinstance(structure, Tensor):
-        yield structure
-    elif isinstance(structure, list | tuple):
-        for entry in structure:
-            yield from tensors_in(entry)
-    elif isinstance(structure, dict):
-        yield from tensors_in(list(structure.values()))
-
-
-def replace(structure: Any, ref: Callable[[Tensor], Ref]) -> Any:
-    """Put a Ref in the place of each tensor."""
-    if isinstance(structure, Tensor):
-        return ref(structure)
-    if isinstance(structure, torch.Size):
-        return structure
-    if isinstance(structure, tuple):
-        return tuple(replace(entry, ref) for entry in structure)
-    if isinstance(structure, list):
-        return [replace(entry, ref) for entry in structure]
-    if isinstance(structure, dict):
-        return {key: replace(entry, ref) for key, entry in structure.items()}
-    return structure
+def tensors_in(structure: Any) -> list[Tensor]:
+    """Return the tensors in nested lists, tuples and dicts."""
+    return list(leaves(structure, Tensor))
 
 
 def name_of(function: Any) -> str:

@@ -88,7 +88,7 @@ def closed_doors(graph: Any, recorder: Recorder) -> Iterator[None]:
     def refuse(work: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(work)
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            if not recorder.is_paused and recorder.is_live(list(tensors_in((args, kwargs)))):
+            if not recorder.is_paused and recorder.is_live(tensors_in((args, kwargs))):
                 raise CaptureError(
                     f"{where()}: DGL's {name_of(work)} on features, outside update_all, apply_edges and edge_softmax of the model's graph"
                 )
@@ -100,7 +100,7 @@ def closed_doors(graph: Any, recorder: Recorder) -> Iterator[None]:
     apply = torch.autograd.Function.__dict__["apply"]
 
     def refuse_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if not recorder.is_paused and recorder.is_live(list(tensors_in((args, kwargs)))):
+        if not recorder.is_paused and recorder.is_live(tensors_in((args, kwargs))):
             raise CaptureError(
                 f"{where()}: the autograd function '{cls.__name__}' has a backward that can't be recorded"
             )
@@ -168,7 +168,7 @@ def _live_state(
         f"{name}.{key}" if name else key
         for name, part, before in attributes
         for key, value in part.__dict__.items()
-        if value is not before.get(key) and recorder.is_live(list(tensors_in(value)))
+        if value is not before.get(key) and recorder.is_live(tensors_in(value))
     ]
     return names + [
         key

@@ -34,6 +34,7 @@ from runner.kernels.opgraph import (
     Target,
     Value,
     inputs_of,
+    replace_leaves,
 )
 
 _TARGETS: tuple[Target, ...] = ("u", "v", "e")
@@ -126,14 +127,14 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._paused:
             return func(*args, **kwargs)
-        tensors = list(tensors_in((args, kwargs)))
+        tensors = tensors_in((args, kwargs))
         versions = [tensor._version for tensor in tensors]
         refs = self._refs_before(func, args, kwargs, tensors)
         result = func(*args, **kwargs)
         changed = [tensor for tensor, before in zip(tensors, versions, strict=True) if tensor._version != before]
         for tensor in changed:
             self._check_change(func, tensor, result, is_recorded=refs is not None)
-        outputs = list(tensors_in(result))
+        outputs = tensors_in(result)
         if refs is None:
             for output in outputs:
                 self.fix(output, self._space_after(output, tensors))
@@ -167,7 +168,7 @@ class Recorder(TorchFunctionMode):
             raise CaptureError(
                 f"{where()}: the shape of {name_of(func)}'s result depends on the values of features or weights"
             )
-        replaced = calls.replace((args, kwargs), self._ref)
+        replaced = replace_leaves((args, kwargs), Tensor, self._ref)
         return replaced[0], replaced[1]
 
     def _picks_by_live_mask(self, index: Any) -> bool:
