@@ -16,9 +16,8 @@ from runner.units import format_bytes
 
 _CHUNK = 2**20
 MAX_NODES = 5 * 10**8  # a few int64 arrays of this size are what a workstation holds
-MAX_BYTES = (
-    8 * 2**30
-)  # of one file once unpacked: above the largest graph that fits these loaders, below what fills a workstation
+# Of one file once unpacked: above the largest graph that fits these loaders, below what fills a workstation.
+MAX_BYTES = 8 * 2**30
 
 
 def check_num_nodes(path: Path, num_nodes: int) -> int:

@@ -180,10 +180,8 @@ def _read_edge_arrays(arrays: Arrays) -> RawGraph:
         arrays.add("src", pair[0])
         arrays.add("dst", pair[1])
     source, target = next(pair for pair in (("src", "dst"), ("src_li", "dst_li"), ("row", "col")) if pair[0] in arrays)
-    features, labels = (
-        arrays.first("node_features", "features", "x", "feat"),
-        arrays.first("node_labels", "labels", "y"),
-    )
+    features = arrays.first("node_features", "features", "x", "feat")
+    labels = arrays.first("node_labels", "labels", "y")
     num_nodes = declared_nodes(arrays, features, labels)
     src, dst = read_ends(arrays, source, target, num_nodes)
     if num_nodes is None:
@@ -193,9 +191,8 @@ def _read_edge_arrays(arrays: Arrays) -> RawGraph:
         offsets = read_offsets_of_sizes(arrays, num_nodes)
         if "graph_labels" in arrays:
             graph_labels = read_labels(arrays, "graph_labels", len(offsets) - 1, "graph")
-            graph_labels = torch.unique(graph_labels, return_inverse=True)[
-                1
-            ]  # {-1, 1} are two classes here, as in TU sets
+            # {-1, 1} are two classes here, as in TU sets
+            graph_labels = torch.unique(graph_labels, return_inverse=True)[1]
     weight = arrays.first("edge_weight", "weight")
     return RawGraph(
         name=arrays.path.stem,

@@ -50,7 +50,7 @@ def _read_dortmund(path: Path, archive: zipfile.ZipFile, stem: str, names: list[
     for name, cells, columns in (("A", edges, 2), ("graph_indicator", graph_of_node, 1), ("graph_labels", labels, 1)):
         if not len(cells) and name != "A":
             raise DataError(f"{path}: {stem}_{name}.txt is empty")
-        if len(cells) and cells.reshape(len(cells), -1).shape[1] != columns:
+        if len(cells) and cells.shape[1] != columns:
             raise DataError(f"{path}: {stem}_{name}.txt has {cells.shape[1]} columns, {columns} expected")
         if not np.array_equal(cells, np.floor(cells)):
             raise DataError(f"{path}: {stem}_{name}.txt holds numbers that are not whole")
