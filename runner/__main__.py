@@ -22,10 +22,9 @@ from runner.validation import check_name
 def main() -> None:
     """Run one experiment, or with ``-m`` one for each combination of the swept values."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra hands its errors on, so that they can be told in one line
-    os.environ.setdefault(
-        "KINETO_LOG_LEVEL", "6"
-    )  # torch's profiler, which measures memory, prints its start and stop below that
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # and remarks on memory that it didn't see allocated
+    # torch's profiler, which measures memory, else prints its start and stop, and remarks on memory that it didn't see allocated
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     register_schema()
     OmegaConf.register_new_resolver("folder_name", check_name, replace=True)
     OmegaConf.register_new_resolver("run_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)

@@ -110,9 +110,8 @@ def _bad_key(cause: BaseException | None, text: str) -> str | None:
         return None
     overridden = re.search(r"Could not override '([^']+)'", text)
     full_key = getattr(cause, "full_key", None) or (overridden.group(1) if overridden else named.group(1))
-    group = _GROUP_OF_TYPE.get(
-        named.group(2) or ""
-    )  # a YAML file's key comes without its group, but with the type that it isn't in
+    # a YAML file's key comes without its group, but with the type that it isn't in
+    group = _GROUP_OF_TYPE.get(named.group(2) or "")
     return f"{group}.{full_key}" if group and "." not in full_key else str(full_key)
 
 
