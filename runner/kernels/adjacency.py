@@ -7,13 +7,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from scipy import sparse
 from torch import Tensor
 
-from runner.errors import DataError
+from runner.errors import DataError, UserError
+
+_BLOCK_WORK = 4096  # edges and rows a block: some 20 µs of work, so that a hub's neighbours are spread over the threads
+
+
+class Csr(NamedTuple):
+    """What a kernel is given of an adjacency: see there. ``entry_ids`` None means that entry e is edge e."""
+
+    indptr: Tensor
+    indices: Tensor
+    entry_ids: Tensor | None
+    row_blocks: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,8 +34,8 @@ class Adjacency:
 
     Attributes:
         indptr: int64 [N + 1].
-        indices: int64 [E], source node of each entry.
-        edge_ids: int64 [E], the entry's place in the graph's own list of edges; values per edge come in that order.
+        indices: int32 or int64 [E], source node of each entry.
+        edge_ids: [E], dtype of ``indices``: the entry's place in the graph's own list of edges; values per edge come in that order.
         num_src: M.
     """
 
@@ -33,22 +45,45 @@ class Adjacency:
     num_src: int
 
     @staticmethod
-    def from_edges(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> Adjacency:
-        """Build from edge arrays (int64 [E] each); entries of a row are in ascending order of their source.
+    def from_edges(
+        src: Tensor, dst: Tensor, num_src: int, num_dst: int, index_dtype: torch.dtype | None = None
+    ) -> Adjacency:
+        """Build from edge arrays (integer [E] each, on the CPU); entries of a row are in ascending order of their source, then edge id.
+
+        Args:
+            src, dst: the ends of each edge.
+            num_src, num_dst: M and N; unequal for a bipartite graph.
+            index_dtype: of ``indices`` and ``edge_ids``; default: int32 where M, N and E allow it, half the memory to read.
 
         Raises:
             DataError: where the arrays differ in length or an id is out of range.
+            UserError: where ``index_dtype`` is too narrow, or no index type.
         """
         if src.numel() != dst.numel():
             raise DataError(f"src has {src.numel()} entries, dst {dst.numel()}")
         for name, ends, bound in (("src", src, num_src), ("dst", dst, num_dst)):
-            if ends.numel() and (int(ends.min()) < 0 or int(ends.max()) >= bound):
-                raise DataError(
-                    f"{name} holds ids from {int(ends.min())} to {int(ends.max())}, allowed are 0 … {bound - 1}"
-                )
+            _check_range(name, ends, bound)
+        dtype = _index_dtype(index_dtype, max(num_src, num_dst, src.numel()))
         order = torch.from_numpy(np.lexsort((src.numpy(), dst.numpy())))
         counts = torch.bincount(dst, minlength=num_dst)
-        return Adjacency(_offsets(counts), src[order].contiguous(), order, num_src)
+        return Adjacency(_offsets(counts), src[order].to(dtype), order.to(dtype), num_src)
+
+    @staticmethod
+    def from_csr(indptr: Tensor, indices: Tensor, num_src: int) -> Adjacency:
+        """Take CSR arrays as they are; edge e is entry e. ``indptr`` int64 [N + 1], ``indices`` int32 or int64 [E].
+
+        Raises:
+            DataError: where ``indptr`` doesn't ascend from 0 to E, or a column is out of range.
+            UserError: where a dtype is another.
+        """
+        if indptr.dtype != torch.int64 or indices.dtype not in (torch.int32, torch.int64):
+            raise UserError(f"indptr is {indptr.dtype}, indices {indices.dtype}: int64, and int32 or int64, are allowed")
+        steps = indptr.diff()
+        if indptr.numel() == 0 or int(indptr[0]) != 0 or int(indptr[-1]) != indices.numel() or bool((steps < 0).any()):
+            raise DataError(f"indptr (shape {list(indptr.shape)}) must ascend from 0 to the {indices.numel()} of indices")
+        _check_range("indices", indices, num_src)
+        edge_ids = torch.arange(indices.numel(), dtype=indices.dtype, device=indices.device)
+        return Adjacency(indptr, indices, edge_ids, num_src)
 
     @property
     def num_dst(self) -> int:
@@ -60,10 +95,16 @@ class Adjacency:
         """E."""
         return self.indices.numel()
 
+    @property
+    def device(self) -> torch.device:
+        """Where its arrays are."""
+        return self.indptr.device
+
     @cached_property
     def rows(self) -> Tensor:
-        """int64 [E]: destination of each entry."""
-        return torch.repeat_interleave(torch.arange(self.num_dst), self.in_degrees)
+        """[E], dtype of ``indices``: destination of each entry."""
+        nodes = torch.arange(self.num_dst, dtype=self.indices.dtype, device=self.device)
+        return torch.repeat_interleave(nodes, self.in_degrees)
 
     @cached_property
     def in_degrees(self) -> Tensor:
@@ -76,17 +117,71 @@ class Adjacency:
         return torch.bincount(self.indices, minlength=self.num_src)
 
     @cached_property
+    def entry_ids(self) -> Tensor | None:
+        """``edge_ids``, or None where entry e is edge e and kernels need not look it up."""
+        entries = torch.arange(self.num_edges, dtype=self.indices.dtype, device=self.device)
+        return None if bool((self.edge_ids == entries).all()) else self.edge_ids
+
+    @cached_property
+    def row_blocks(self) -> Tensor:
+        """int64 [B + 1], ascending from 0 to N: blocks of whole rows with about equally many edges and rows each."""
+        work = self.indptr + torch.arange(self.num_dst + 1, device=self.device)
+        num_blocks = max(1, -(-int(work[-1]) // _BLOCK_WORK))
+        cuts = torch.linspace(0, int(work[-1]), num_blocks + 1, dtype=torch.float64, device=self.device)
+        blocks = torch.searchsorted(work, cuts.long()).unique()
+        return blocks if blocks.numel() > 1 else torch.tensor([0, self.num_dst], device=self.device)
+
+    @cached_property
+    def csr(self) -> Csr:
+        """What kernels read."""
+        return Csr(self.indptr, self.indices, self.entry_ids, self.row_blocks)
+
+    @cached_property
     def transposed(self) -> Adjacency:
-        """The graph with its edges turned, same edge ids; made once."""
-        order = torch.argsort(self.indices, stable=True)  # rows ascend, so they stay ascending within each column
-        return Adjacency(_offsets(self.out_degrees), self.rows[order], self.edge_ids[order], self.num_dst)
+        """The graph with its edges turned, same edge ids; made once. Its own ``transposed`` is this graph."""
+        order = self.turned_entries.long()
+        turned = Adjacency(_offsets(self.out_degrees), self.rows[order], self.edge_ids[order], self.num_dst)
+        turned.__dict__["transposed"] = self
+        return turned
+
+    @cached_property
+    def turned_entries(self) -> Tensor:
+        """[E], dtype of ``indices``: the entry of this graph that each entry of ``transposed`` is; ascending within its rows."""
+        # rows ascend, so with a stable sort they stay ascending within each column
+        return torch.argsort(self.indices, stable=True).to(self.indices.dtype)
+
+    @cached_property
+    def incidence(self) -> Adjacency:
+        """N × E: each destination's in-edges as its sources, so that an SpMM with it sums values per edge."""
+        by_edge = torch.argsort(self.edge_ids).to(self.indices.dtype)
+        place = torch.arange(self.num_edges, dtype=self.indices.dtype, device=self.device)
+        incidence = Adjacency(self.indptr, self.edge_ids, place, self.num_edges)
+        one_each = torch.arange(self.num_edges + 1, device=self.device)
+        turned = Adjacency(one_each, self.rows[by_edge.long()], by_edge, self.num_dst)
+        incidence.__dict__["transposed"], turned.__dict__["transposed"] = turned, incidence
+        return incidence
 
     @cached_property
     def src_dst(self) -> tuple[Tensor, Tensor]:
         """(src, dst), int64 [E] each, in the order of the edge ids."""
-        src, dst = torch.empty_like(self.indices), torch.empty_like(self.indices)
-        src[self.edge_ids], dst[self.edge_ids] = self.indices, self.rows
-        return src, dst
+        by_edge = torch.argsort(self.edge_ids)
+        return self.indices[by_edge].long(), self.rows[by_edge].long()
+
+    def mean_scale(self, dtype: torch.dtype) -> Tensor:
+        """float [N]: 1 / in-degree, 1 where there is no edge; the row scale that makes a sum a mean. Kept for each dtype."""
+        if dtype not in self._mean_scales:
+            self._mean_scales[dtype] = (1 / self.in_degrees.clamp(min=1).double()).to(dtype)
+        return self._mean_scales[dtype]
+
+    @cached_property
+    def _mean_scales(self) -> dict[torch.dtype, Tensor]:
+        return {}
+
+    def to(self, device: torch.device | str) -> Adjacency:
+        """Return it on another device; what was derived is derived there anew."""
+        if self.device == torch.device(device):
+            return self
+        return Adjacency(self.indptr.to(device), self.indices.to(device), self.edge_ids.to(device), self.num_src)
 
     def values(self, edge_weight: Tensor | None) -> Tensor:
         """Return float [E] in the order of the entries: ones, or a weight per edge in the order of the edge ids."""
@@ -118,8 +213,9 @@ class Adjacency:
         """Renumber the nodes of a square graph: new node k is old node ``order[k]``; edge ids stay."""
         assert self.num_src == self.num_dst
         rank = torch.empty_like(order)
-        rank[order] = torch.arange(order.numel())
-        return self._from_entries(rank[self.rows], rank[self.indices], self.edge_ids)
+        rank[order] = torch.arange(order.numel(), dtype=order.dtype)
+        dtype = self.indices.dtype
+        return self._from_entries(rank[self.rows].to(dtype), rank[self.indices].to(dtype), self.edge_ids)
 
     def select(self, keep: Tensor) -> Adjacency:
         """Return the graph with only the entries where ``keep`` (bool [E], in the order of the entries) holds; edge ids stay."""
@@ -132,4 +228,20 @@ class Adjacency:
 
 
 def _offsets(counts: Tensor) -> Tensor:
-    return torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def _check_range(name: str, ids: Tensor, bound: int) -> None:
+    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= bound):
+        raise DataError(f"{name} holds ids from {int(ids.min())} to {int(ids.max())}, allowed are 0 … {bound - 1}")
+
+
+def _index_dtype(wanted: torch.dtype | None, largest: int) -> torch.dtype:
+    narrow = largest <= torch.iinfo(torch.int32).max
+    if wanted is None:
+        return torch.int32 if narrow else torch.int64
+    if wanted not in (torch.int32, torch.int64):
+        raise UserError(f"index_dtype is {wanted}: torch.int32 and torch.int64 are allowed")
+    if wanted == torch.int32 and not narrow:
+        raise UserError(f"index_dtype is torch.int32, too narrow for {largest} nodes or edges: use torch.int64")
+    return wanted

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from runner.kernels.adjacency import Adjacency
-from runner.kernels.opgraph import Target
+from runner.kernels.parameters import Epilogue, Scoring, activate, kept
 
 
-def gather(adjacency: Adjacency, value: Tensor, target: Target) -> Tensor:
+def gather(adjacency: Adjacency, value: Tensor, target: str) -> Tensor:
     """Return a value at each edge, [E, …]: of its source (u), its destination (v), or its own (e)."""
     src, dst = adjacency.src_dst
     match target:
@@ -32,10 +33,7 @@ def edge_apply(operation: str, lhs: Tensor, rhs: Tensor | None) -> Tensor:
     """
     if operation == "copy" or rhs is None:
         return lhs
-    while lhs.dim() < rhs.dim():
-        lhs = lhs.unsqueeze(-1)
-    while rhs.dim() < lhs.dim():
-        rhs = rhs.unsqueeze(-1)
+    lhs, rhs = _align(lhs, rhs)
     match operation:
         case "add":
             return lhs + rhs
@@ -53,7 +51,7 @@ def edge_apply(operation: str, lhs: Tensor, rhs: Tensor | None) -> Tensor:
 def aggregate(adjacency: Adjacency, message: Tensor, reduce: str) -> Tensor:
     """Reduce messages [E, …] at each destination to [N, …]; 0 where there are none.
 
-    The gradient of max and min goes to one edge, the first that attains it, as in DGL.
+    The gradient of max and min goes to one edge, the first of the destination's entries (lowest source, then lowest edge id) that attains it.
     """
     _, dst = adjacency.src_dst
     shape = (adjacency.num_dst, *message.shape[1:])
@@ -64,13 +62,18 @@ def aggregate(adjacency: Adjacency, message: Tensor, reduce: str) -> Tensor:
         degree = adjacency.in_degrees.clamp(min=1).to(message.dtype)
         return total / degree.reshape(-1, *[1] * (message.dim() - 1))
     assert reduce in ("max", "min"), reduce
-    index = dst.reshape(-1, *[1] * (message.dim() - 1)).expand_as(message)
+    entries = message[adjacency.edge_ids]
+    rows = adjacency.rows.long()
+    index = rows.reshape(-1, *[1] * (message.dim() - 1)).expand_as(entries)
     mode = "amax" if reduce == "max" else "amin"
-    best = message.detach().new_zeros(shape).scatter_reduce(0, index, message.detach(), mode, include_self=False)
-    number = torch.arange(message.shape[0]).reshape(index.shape[:1] + (1,) * (message.dim() - 1)).expand_as(message)
-    attained = torch.where(message.detach() == best.gather(0, index), number, message.shape[0])
-    first = torch.full(shape, message.shape[0]).scatter_reduce(0, index, attained, "amin")
-    padded = torch.cat([message, message.new_zeros(1, *message.shape[1:])])
+    best = message.detach().new_zeros(shape).scatter_reduce(0, index, entries.detach(), mode, include_self=False)
+    at_best = best.gather(0, index)
+    number = torch.arange(entries.shape[0], device=message.device)
+    number = number.reshape(index.shape[:1] + (1,) * (message.dim() - 1)).expand_as(entries)
+    attains = (entries.detach() == at_best) | (entries.detach().isnan() & at_best.isnan())
+    attained = torch.where(attains, number, entries.shape[0])
+    first = torch.full(shape, entries.shape[0], device=message.device).scatter_reduce(0, index, attained, "amin")
+    padded = torch.cat([entries, entries.new_zeros(1, *message.shape[1:])])
     return padded.gather(0, first)
 
 
@@ -81,3 +84,67 @@ def edge_softmax(adjacency: Adjacency, logits: Tensor, norm_by: str) -> Tensor:
     highest = aggregate(graph, logits.detach(), "max")
     weight = torch.exp(logits - highest[ends])
     return weight / aggregate(graph, weight, "sum")[ends]
+
+
+def spmm(
+    adjacency: Adjacency,
+    x: Tensor,
+    weight: Tensor | None = None,
+    reduce: str = "sum",
+    col_scale: Tensor | None = None,
+    epilogue: Epilogue | None = None,
+) -> Tensor:
+    """Return ``epilogue(reduce over a destination's edges of weight · col_scale[source] · x[source])``.
+
+    Args:
+        adjacency: N × M.
+        x: float [M, …].
+        weight: [E] or [E, H, …], broadcast over the trailing dimensions of x.
+        reduce: sum, mean, max, min.
+        col_scale: [M].
+        epilogue: see there; its bias has the shape of a row of x, its dropout numbers the elements of a row through.
+    """
+    if col_scale is not None:
+        x = edge_apply("mul", x, col_scale)
+    message = gather(adjacency, x, "u")
+    y = aggregate(adjacency, message if weight is None else edge_apply("mul", message, weight), reduce)
+    return y if epilogue is None else _finish(y, epilogue)
+
+
+def attention(
+    adjacency: Adjacency, value: Tensor, key: Tensor | None, query: Tensor, vector: Tensor | None, scoring: Scoring
+) -> Tensor:
+    """Return softmax-weighted sums of ``value`` [M, H, C] over each destination's edges, [N, H, C]; see :class:`Scoring`."""
+    left, right = gather(adjacency, value if key is None else key, "u"), gather(adjacency, query, "v")
+    match scoring.score:
+        case "gat":
+            score = F.leaky_relu(left + right, scoring.slope)
+        case "gatv2":
+            score = (F.leaky_relu(left + right, scoring.slope) * vector).sum(-1)
+        case _:
+            score = (left * right).sum(-1) * scoring.scale
+    share = edge_softmax(adjacency, score, "dst")
+    if scoring.dropout:
+        edges = torch.arange(adjacency.num_edges, device=share.device)
+        mask = kept(edges, share.shape[1], scoring.dropout, scoring.seed)
+        share = share * mask / (1 - scoring.dropout)
+    return aggregate(adjacency, gather(adjacency, value, "u") * share.unsqueeze(-1), "sum")
+
+
+def _finish(y: Tensor, epilogue: Epilogue) -> Tensor:
+    if epilogue.row_scale is not None:
+        y = edge_apply("mul", y, epilogue.row_scale)
+    if epilogue.bias is not None:
+        y = y + epilogue.bias
+    y = activate(y, epilogue.activation, epilogue.slope)
+    if epilogue.dropout:
+        rows = torch.arange(y.shape[0], device=y.device)
+        mask = kept(rows, y[0].numel() if len(y) else 0, epilogue.dropout, epilogue.seed).view(y.shape)
+        y = y * mask / (1 - epilogue.dropout)
+    return y
+
+
+def _align(lhs: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
+    """Give both as many dimensions, with ones behind those of the shorter."""
+    dims = max(lhs.dim(), rhs.dim())
+    return tuple(side.reshape(*side.shape, *[1] * (dims - side.dim())) for side in (lhs, rhs))  # type: ignore[return-value]

@@ -16,7 +16,7 @@ from torch import Tensor
 from runner.kernels.adjacency import Adjacency
 from runner.kernels.lower import Executable
 from runner.kernels.opgraph import OpGraph
-from runner.kernels.ops.spmm import Factory
+from runner.kernels.formats import Factory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from runner.kernels.adjacency import Adjacency
 from runner.kernels.density import select
 from runner.kernels.density.partition import Partition, partition, simple_copy
 from runner.kernels.ops import spmm
-from runner.kernels.ops.spmm import Kernel, Part
+from runner.kernels.formats import Kernel, Part
 
 WIDTHS = (1, 3, 16, 33)
 

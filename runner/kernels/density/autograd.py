@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from runner.kernels.ops.spmm import SpMM
+from runner.kernels.formats import SpMM
 
 
 class SpMMFunction(torch.autograd.Function):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from runner.errors import VerificationError
-from runner.kernels.ops.spmm import Factory, Kernel, Part, SpMM, coo_torch, csr_torch, dense_blocks
+from runner.kernels.formats import Factory, Kernel, Part, SpMM, coo_torch, csr_torch, dense_blocks
 
 _SAMPLED_ROWS = 64
 _TOLERANCE = 1e-5  # of the sum of absolute products in a row

@@ -1,106 +1,247 @@
-"""SpMM on a part of the graph, one function a storage format: ``Y = A X``.
+"""SpMM: ``y[i] = epilogue(reduce over the edges j → i of weight · col_scale[j] · x[j])``.
 
-Legend: N rows, M columns, E edges, F features, P blocks, B rows of the largest block.
+Legend: N destinations, M sources, E edges, F features, H heads.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from runner.kernels.adjacency import Adjacency
+from runner.errors import UserError, suggestion
+from runner.kernels import reference
+from runner.kernels.adjacency import Adjacency, Csr
+from runner.kernels.ops.backend import has_kernels
+from runner.kernels.ops.checks import check_features, check_shape, num_heads_of
+from runner.kernels.ops.registry import Gradients, define, launcher
+from runner.kernels.parameters import Epilogue
 
-SpMM = Callable[[Tensor], Tensor]
-Factory = Callable[["Part"], "Kernel | None"]
-_MAX_DENSE_BYTES = 2**30  # dense blocks above this are never worth their memory: they'd be streamed on each call
+REDUCERS = ("sum", "mean", "max", "min")
+_SLOPES = {"elu": 1.0, "leaky_relu": 0.01}  # torch's defaults
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of the matrix in the renumbered graph: the whole, the edges inside blocks, or those between them.
+def spmm(
+    adjacency: Adjacency,
+    x: Tensor,
+    weight: Tensor | None = None,
+    *,
+    reduce: str = "sum",
+    row_scale: Tensor | None = None,
+    col_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str = "identity",
+    slope: float | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+) -> Tensor:
+    """Aggregate neighbours; differentiable in x, weight, both scales and bias.
 
-    Attributes:
-        adjacency: its entries, shape and edge ids as in the whole graph.
-        values: float32 [E of the part], in the order of the entries.
-        part_ptr: int64 [P + 1], the block boundaries; only for edges inside blocks.
+    Args:
+        adjacency: N × M; A[i, j] is the edge j → i.
+        x: float32, float64 or bfloat16 (summed in float32), [M, …]; may be strided.
+        weight: by edge id: [E], [E, H] for x [M, H, …], or [E, …] with the trailing dimensions of x; None: 1.
+        reduce: sum, mean, max, min. A destination without edges gets 0; a tie of max or min goes to the lowest source, then edge id.
+        row_scale: [N], multiplies the reduced value.
+        col_scale: [M], multiplies x.
+        bias: trailing dimensions of x, added after the scale.
+        activation: identity, relu, elu, leaky_relu.
+        slope: of leaky_relu below 0 (default 0.01), or elu's alpha (default 1).
+        dropout: probability that an element of the result is dropped, after the activation; the rest is scaled by 1 / (1 - dropout).
+        seed: the same seed drops the same elements.
+
+    Returns:
+        [N, …], dtype of x.
+
+    Raises:
+        UserError: where a shape, dtype, device or name doesn't fit; it names the argument and both shapes.
     """
-
-    adjacency: Adjacency
-    values: Tensor
-    part_ptr: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One way to multiply a part.
-
-    Attributes:
-        name: format and library: ``csr_torch``.
-        run: float32 [M, F] -> [N, F].
-        num_bytes: what it keeps in memory.
-    """
-
-    name: str
-    run: SpMM
-    num_bytes: int
-
-
-def num_bytes_of(*tensors: Tensor) -> int:
-    """Return the memory that tensors take."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def csr_torch(part: Part) -> Kernel:
-    """CSR rows, torch's sparse product."""
-    adjacency = part.adjacency
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support")
-        # column ids ascend within a row but repeat for duplicate edges, which torch's invariants forbid and its product takes
-        matrix = torch.sparse_csr_tensor(
-            adjacency.indptr,
-            adjacency.indices,
-            part.values,
-            (adjacency.num_dst, adjacency.num_src),
-            check_invariants=False,
+    epilogue = Epilogue(row_scale, bias, activation, _SLOPES.get(activation, 0.0) if slope is None else slope, dropout, seed)
+    num_heads = _check(adjacency, x, weight, reduce, col_scale, epilogue)
+    if not has_kernels(x.device):
+        return reference.spmm(adjacency, x, _broadcast(weight, x), reduce, col_scale, epilogue)
+    if reduce == "mean":
+        mean = adjacency.mean_scale(x.dtype)
+        row_scale = mean if row_scale is None else mean * row_scale
+    flat = x.reshape(x.shape[0], x.shape[1:].numel())
+    weight = None if weight is None else weight.reshape(adjacency.num_edges, num_heads).contiguous()
+    tensors = [entry if entry is None else entry.contiguous() for entry in (weight, col_scale, row_scale)]
+    bias = None if bias is None else bias.reshape(-1).contiguous()
+    needs_turned = torch.is_grad_enabled() and (x.requires_grad or (col_scale is not None and col_scale.requires_grad))
+    turned: tuple[Tensor | None, ...] = adjacency.transposed.csr if needs_turned else (None,) * 4
+    told = (activation, epilogue.slope, dropout, seed)
+    if reduce in ("sum", "mean"):
+        y = _spmm(flat, *tensors, bias, *told, *adjacency.csr, *turned)
+    else:
+        entries = adjacency.turned_entries if needs_turned else None
+        needs_places = torch.is_grad_enabled() and any(
+            entry is not None and entry.requires_grad for entry in (flat, *tensors, bias)
         )
-    held = num_bytes_of(adjacency.indptr, adjacency.indices, part.values)
-    return Kernel("csr_torch", lambda x: matrix @ x, held)
+        y, _ = _extremum(flat, *tensors, bias, reduce, needs_places, *told, *adjacency.csr, *turned, entries)
+    return y.reshape(y.shape[0], *x.shape[1:])
 
 
-def coo_torch(part: Part) -> Kernel:
-    """One message an edge, stored, then summed by destination. Pays where there are few edges."""
-    rows, columns, values = part.adjacency.rows, part.adjacency.indices, part.values.unsqueeze(1)
-    num_rows = part.adjacency.num_dst
+def _check(
+    adjacency: Adjacency, x: Tensor, weight: Tensor | None, reduce: str, col_scale: Tensor | None, epilogue: Epilogue
+) -> int:
+    """Check everything; returns the number of weights an edge."""
+    if reduce not in REDUCERS:
+        raise UserError(f"reduce is '{reduce}': {suggestion(reduce, REDUCERS)}")
+    check_features("x", x, adjacency.num_src, adjacency)
+    if x.dim() < 2:
+        raise UserError(f"x has shape {list(x.shape)}: a row of features for each of the {adjacency.num_src} sources is needed")
+    epilogue.check()
+    for name, given, wanted in (
+        ("row_scale", epilogue.row_scale, (adjacency.num_dst,)),
+        ("col_scale", col_scale, (adjacency.num_src,)),
+        ("bias", epilogue.bias, tuple(x.shape[1:])),
+    ):
+        if given is not None:
+            check_shape(name, given, wanted, "x", x)
+    return 1 if weight is None else num_heads_of(weight, x, adjacency)
 
-    def run(x: Tensor) -> Tensor:
-        return x.new_zeros(num_rows, x.shape[1]).index_add_(0, rows, x[columns] * values)
 
-    return Kernel("coo_torch", run, num_bytes_of(rows, columns, values))
+def _broadcast(weight: Tensor | None, x: Tensor) -> Tensor | None:
+    """Bring one weight an edge into the form [E, 1, …] that broadcasts; others are in it."""
+    if weight is None or weight.shape[1:] == x.shape[1:]:
+        return weight
+    return weight.reshape(weight.shape[0], *([-1] if weight.shape[1:].numel() != 1 else []), *[1] * (x.dim() - 2 + (weight.shape[1:].numel() == 1)))
 
 
-def dense_blocks(part: Part) -> Kernel | None:
-    """Blocks as dense B × B tiles, one batched product; None where the tiles would take too much memory."""
-    assert part.part_ptr is not None
-    adjacency, sizes = part.adjacency, part.part_ptr.diff()
-    num_blocks, width = sizes.numel(), int(sizes.max())
-    num_bytes = 4 * num_blocks * width * width
-    if num_bytes > _MAX_DENSE_BYTES:
-        return None
-    block = torch.searchsorted(part.part_ptr, adjacency.rows, right=True) - 1
-    first = part.part_ptr[block]
-    place = (block * width + adjacency.rows - first) * width + adjacency.indices - first
-    tiles = torch.zeros(num_blocks * width * width).index_add_(0, place, part.values).view(num_blocks, width, width)
-    inside = torch.arange(width) < sizes.unsqueeze(1)
-    slots = inside.flatten().nonzero().flatten()  # where each row of X lies among the padded rows
-    padded = num_blocks * width
+# --- the ops: arguments are flat and checked -----------------------------------------------------------------------------
 
-    def run(x: Tensor) -> Tensor:
-        filled = x if slots.numel() == padded else x.new_zeros(padded, x.shape[1]).index_copy_(0, slots, x)
-        product = torch.bmm(tiles, filled.view(num_blocks, width, -1)).view(padded, -1)
-        return product if slots.numel() == padded else product[slots]
+_TOLD = "str activation, float slope, float dropout, int seed"
+_GRAPHS = (
+    "Tensor indptr, Tensor indices, Tensor? entry_ids, Tensor row_blocks, "
+    "Tensor? turned_indptr, Tensor? turned_indices, Tensor? turned_ids, Tensor? turned_blocks"
+)
+_OPERANDS = "Tensor x, Tensor? weight, Tensor? col_scale, Tensor? row_scale, Tensor? bias"
 
-    return Kernel("dense_blocks", run, num_bytes_of(tiles, slots))
+
+def _run_spmm(x: Tensor, weight: Any, col_scale: Any, row_scale: Any, bias: Any, *rest: Any) -> Tensor:
+    told, csr = rest[:4], Csr(*rest[4:8])
+    y, _ = launcher(x).spmm(csr, x, weight, col_scale, Epilogue(row_scale, bias, *told), "sum", False)
+    return y
+
+
+def _fake_spmm(x: Tensor, _weight: Any, _col_scale: Any, _row_scale: Any, _bias: Any, *rest: Any) -> Tensor:
+    return x.new_empty(rest[4].shape[0] - 1, x.shape[1])
+
+
+def _save_spmm(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    y, places = output if isinstance(output, tuple) else (output, None)
+    if places is not None:
+        ctx.mark_non_differentiable(places)
+    tensors, rest = inputs[:5], inputs[5:]
+    ctx.told = tuple(entry for entry in rest if not isinstance(entry, Tensor) and entry is not None)
+    graphs = rest[len(ctx.told) :]
+    x = tensors[0] if any(ctx.needs_input_grad[1:4]) else None
+    ctx.save_for_backward(x, *tensors[1:4], y if _is_curved(ctx) else None, places, *graphs)
+
+
+def _is_curved(ctx: Any) -> bool:
+    activation, _, dropout, _ = ctx.told[-4:]
+    return activation != "identity" or dropout > 0
+
+
+def _through_epilogue(ctx: Any, y: Tensor | None, dy: Tensor) -> Tensor:
+    """Gradient of what went into activation and dropout."""
+    dy = dy.contiguous()
+    return dy if y is None else _epilogue_backward(dy, y, *ctx.told[-4:])
+
+
+def _plain(
+    x: Tensor, weight: Tensor | None, col_scale: Tensor | None, row_scale: Tensor | None, graph: tuple[Any, ...]
+) -> Tensor:
+    """A weighted sum without epilogue or gradient."""
+    return _spmm(x, weight, col_scale, row_scale, None, "identity", 0.0, 0.0, 0, *graph, None, None, None, None)
+
+
+def _back_spmm(ctx: Any, dy: Tensor) -> Gradients:
+    x, weight, col_scale, row_scale, y, _, *graphs = ctx.saved_tensors
+    graph, turned = graphs[:4], graphs[4:8]
+    needs_x, needs_weight, needs_col, needs_row, needs_bias = ctx.needs_input_grad[:5]
+    dz = _through_epilogue(ctx, y, dy)
+    dx = dweight = dcol = drow = None
+    if needs_col:
+        unscaled = _plain(dz, weight, row_scale, None, turned)
+        dcol = (x * unscaled).sum(1)
+        dx = unscaled * col_scale.unsqueeze(1) if needs_x else None
+    elif needs_x:
+        dx = _plain(dz, weight, row_scale, col_scale, turned)
+    if needs_weight:
+        left = x if col_scale is None else x * col_scale.unsqueeze(1)
+        right = dz if row_scale is None else dz * row_scale.unsqueeze(1)
+        dweight = torch.ops.gearsail.sddmm_dot(left, right, weight.shape[1], *graph)
+    if needs_row:
+        drow = (dz * _plain(x, weight, col_scale, None, graph)).sum(1)
+    return dx, dweight, dcol, drow, dz.sum(0) if needs_bias else None
+
+
+_spmm = define(f"spmm({_OPERANDS}, {_TOLD}, {_GRAPHS}) -> Tensor", _run_spmm, _fake_spmm, _save_spmm, _back_spmm)
+
+
+def _run_extremum(
+    x: Tensor, weight: Any, col_scale: Any, row_scale: Any, bias: Any, reduce: str, with_places: bool, *rest: Any
+) -> tuple[Tensor, Tensor]:
+    told, csr = rest[:4], Csr(*rest[4:8])
+    y, places = launcher(x).spmm(csr, x, weight, col_scale, Epilogue(row_scale, bias, *told), reduce, with_places)
+    return y, csr.indices.new_empty(0) if places is None else places
+
+
+def _fake_extremum(x: Tensor, _w: Any, _c: Any, _r: Any, _b: Any, _reduce: str, with_places: bool, *rest: Any) -> Any:
+    y = x.new_empty(rest[4].shape[0] - 1, x.shape[1])
+    return y, rest[5].new_empty(y.shape if with_places else (0,))
+
+
+def _back_extremum(ctx: Any, dy: Tensor, _: Any) -> Gradients:
+    x, weight, col_scale, row_scale, y, places, *graphs = ctx.saved_tensors
+    graph, turned, entries = graphs[:4], graphs[4:8], graphs[8]
+    needs_x, needs_weight, needs_col, needs_row, needs_bias = ctx.needs_input_grad[:5]
+    dz = _through_epilogue(ctx, y, dy)
+    dx = dweight = dcol = drow = None
+    if needs_x or needs_col:
+        unscaled = _extremum_grad_x(dz, weight, row_scale, None if needs_col else col_scale, places, entries, *turned)
+        dx = unscaled if not needs_col else unscaled * col_scale.unsqueeze(1)
+        dcol = (x * unscaled).sum(1) if needs_col else None
+    if needs_weight:
+        dweight = _extremum_grad_weight(dz, x, weight.shape[1], row_scale, col_scale, places, *graph)
+    if needs_row:
+        told = ("identity", 0.0, 0.0, 0)
+        reduced, _ = _extremum(x, weight, col_scale, None, None, ctx.told[0], False, *told, *graph, *[None] * 5)
+        drow = (dz * reduced).sum(1)
+    return dx if needs_x else None, dweight, dcol, drow, dz.sum(0) if needs_bias else None
+
+
+_extremum = define(
+    f"spmm_extremum({_OPERANDS}, str reduce, bool with_places, {_TOLD}, {_GRAPHS}, Tensor? turned_entries) -> (Tensor, Tensor)",
+    _run_extremum,
+    _fake_extremum,
+    _save_spmm,
+    _back_extremum,
+)
+
+_epilogue_backward = define(
+    f"epilogue_backward(Tensor dy, Tensor y, {_TOLD}) -> Tensor",
+    lambda dy, y, *told: launcher(y).epilogue_backward(dy, y, Epilogue(None, None, *told)),
+    lambda _dy, y, *_: torch.empty_like(y),
+)
+
+_extremum_grad_x = define(
+    "spmm_extremum_grad_x(Tensor dy, Tensor? weight, Tensor? row_scale, Tensor? col_scale, Tensor places, Tensor entries, "
+    "Tensor indptr, Tensor indices, Tensor? entry_ids, Tensor row_blocks) -> Tensor",
+    lambda dy, weight, row_scale, col_scale, places, entries, *turned: launcher(dy).extremum_grad_x(
+        Csr(*turned), entries, places, dy, weight, row_scale, col_scale
+    ),
+    lambda dy, _w, _r, _c, _p, _e, indptr, *_: dy.new_empty(indptr.shape[0] - 1, dy.shape[1]),
+)
+
+_extremum_grad_weight = define(
+    "spmm_extremum_grad_weight(Tensor dy, Tensor x, int num_heads, Tensor? row_scale, Tensor? col_scale, Tensor places, "
+    "Tensor indptr, Tensor indices, Tensor? entry_ids, Tensor row_blocks) -> Tensor",
+    lambda dy, x, num_heads, row_scale, col_scale, places, *graph: launcher(dy).extremum_grad_weight(
+        Csr(*graph), places, dy, x, num_heads, row_scale, col_scale
+    ),
+    lambda dy, _x, num_heads, _r, _c, _p, _indptr, indices, *_: dy.new_empty(indices.shape[0], num_heads),
+)

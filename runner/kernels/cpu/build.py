@@ -1,0 +1,144 @@
+"""C++ sources → shared libraries for this processor, built at first use and kept in a cache folder.
+
+``GEARSAIL_CACHE`` sets the folder, ``CXX`` the compiler, ``GEARSAIL_CPU_ARCH`` what ``-march`` is given (default ``native``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+_SOURCES = Path(__file__).parent
+# -O2: vectors are written out, so -O3 only compiles longer. Without errno and traps, comparisons and rounding stay in vectors; infinities
+# and NaN keep their meaning.
+_FLAGS = ("-O2", "-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_one_at_a_time = threading.Lock()
+
+
+class BackendWarning(UserWarning):
+    """Kernels of our own can't be used here; torch's ops take their place."""
+
+
+class BuildError(Exception):
+    """A compiler that refuses our sources; the message is its first complaint."""
+
+
+def find_compiler() -> str | None:
+    """Return the C++ compiler: ``CXX`` where it is set (nothing else is tried then), else the first of g++, clang++, c++."""
+    chosen = os.environ.get("CXX")
+    if chosen:
+        return chosen if shutil.which(shlex.split(chosen)[0]) else None
+    return next((name for name in ("g++", "clang++", "c++") if shutil.which(name)), None)
+
+
+def cache_folder() -> Path:
+    """Return the folder that compiled kernels are kept in, made if missing."""
+    chosen = os.environ.get("GEARSAIL_CACHE")
+    folder = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gearsail")
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        warnings.warn(
+            f"kernels can't be kept in {folder} ({error.strerror}); set GEARSAIL_CACHE", BackendWarning, stacklevel=2
+        )
+        return _private_folder()
+
+
+@cache
+def _private_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="gearsail-"))
+
+
+def load(source: str, **defines: str | int) -> ctypes.CDLL:
+    """Return ``source``.cpp as a library with these macros, built where the cache doesn't have it.
+
+    Safe when several processes ask at once: one builds, the others wait. An entry that was cut short or changed is built again.
+
+    Raises:
+        BuildError: where there is no compiler, or it fails.
+    """
+    with _one_at_a_time:
+        compiler = find_compiler()
+        if compiler is None:
+            raise BuildError(f"no C++ compiler ({os.environ.get('CXX') or 'g++, clang++, c++'} not found)")
+        command = [*shlex.split(compiler), *_FLAGS, *_architecture(), *(f"-D{name}={value}" for name, value in defines.items())]
+        entry = cache_folder() / f"{source}-{_key(source, command)}.so"
+        with _locked(entry.with_suffix(".lock")):
+            if not _is_whole(entry):
+                _compile([*command, str(_SOURCES / f"{source}.cpp")], entry)
+        return ctypes.CDLL(str(entry))
+
+
+def _architecture() -> list[str]:
+    chosen = os.environ.get("GEARSAIL_CPU_ARCH", "native")
+    return [f"-march={chosen}"] if chosen else []
+
+
+def _key(source: str, command: list[str]) -> str:
+    """Name what a library depends on: sources, command, compiler, processor."""
+    digest = hashlib.sha256()
+    for path in (_SOURCES / f"{source}.cpp", *sorted(_SOURCES.glob("*.h"))):
+        digest.update(path.read_bytes())
+    digest.update("\0".join([*command, _version(command[0]), _processor()]).encode())
+    return digest.hexdigest()[:24]
+
+
+@cache
+def _version(compiler: str) -> str:
+    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    return f"{shutil.which(compiler)} {done.stdout}"
+
+
+@cache
+def _processor() -> str:
+    """What -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    kept = [line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))]
+    return "\n".join(sorted(set(kept)))
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield  # closing the file unlocks it
+
+
+def _is_whole(entry: Path) -> bool:
+    """Whether an entry is what was written: its digest follows it. Loading a library that was cut short would end the process."""
+    try:
+        content = entry.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]
+
+
+def _compile(command: list[str], entry: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=entry.parent) as folder:
+        built = Path(folder, "built.so")
+        done = subprocess.run([*command, "-o", str(built)], capture_output=True, text=True, check=False)
+        if done.returncode != 0 or not built.is_file():
+            complaints = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+            raise BuildError(f"{command[0]} failed on {Path(command[-1]).name}: {(complaints or ['no message'])[0]}")
+        content = built.read_bytes()
+        built.write_bytes(content + hashlib.sha256(content).digest())
+        built.replace(entry)

@@ -1,0 +1,244 @@
+"""The kernels on CPU tensors: outputs are allocated, pointers passed. Arguments have been checked.
+
+Legend: N rows, M columns, E edges, F features, H heads, C channels a head. Every ``[E, …]`` is in the order of the edge ids.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from runner.kernels.adjacency import Csr
+from runner.kernels.cpu.library import function
+from runner.kernels.parameters import ACTIVATIONS, SCORES, Epilogue, Scoring, sum_dtype
+
+_REDUCE = {"sum": 0, "max": 1, "min": 2}
+_OPERATION = {"dot": 0, "add": 1, "sub": 2, "mul": 3}
+# malloc takes an allocation of this size or more anew from the system each time: its pages are then faulted in one by one while the kernel
+# writes, which costs more than the kernel (335 000 × 64 floats: 35 ms instead of 11). With huge pages it is 20 ms (measured, 2 cores).
+_HUGE_BYTES = 32 * 2**20
+_PAGE_BYTES = 4096
+_MADV_HUGEPAGE = 14
+_MAX_PARTS = 64  # partial sums of a gradient that every row adds to
+
+
+def spmm(
+    csr: Csr, x: Tensor, weight: Tensor | None, col_scale: Tensor | None, epilogue: Epilogue, reduce: str, with_places: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Reduce ``weight · col_scale[source] · x[source]`` over each row's edges, then the epilogue.
+
+    Args:
+        csr: N × M.
+        x: float [M, F].
+        weight: [E, H] with H in {1, …, F} a divisor of F, or None.
+        col_scale: [M], or None.
+        epilogue: see there.
+        reduce: sum, max, min.
+        with_places: whether max and min also return the entry that each output took, [N, F], -1 for none.
+    """
+    num_rows, num_features = csr.indptr.numel() - 1, x.shape[1]
+    y = _empty(num_rows, num_features, like=x)
+    places = _empty(num_rows, num_features, like=csr.indices) if with_places else None
+    num_heads = 1 if weight is None else weight.shape[1]
+    weighting = _weighting(weight, col_scale, num_heads, num_features)
+    x = _rows(x)
+    run = function("spmm", "spmm", x.dtype, csr.indices.dtype, ("REDUCE", _REDUCE[reduce]), ("WEIGHTING", weighting))
+    run(
+        *_graph(csr), _pointer(x), x.stride(0), num_features, _pointer(weight), num_heads,
+        _pointer(epilogue.row_scale), _pointer(col_scale), _pointer(epilogue.bias), *_activation(epilogue),
+        _pointer(y), _pointer(places), torch.get_num_threads(),
+    )  # fmt: skip
+    return y, places
+
+
+def epilogue_backward(dy: Tensor, y: Tensor, epilogue: Epilogue) -> Tensor:
+    """Return the gradient, [N, F], of what went into activation and dropout, from y and its gradient."""
+    dz = _empty(*y.shape, like=y)
+    run = function("elementwise", "epilogue_backward", y.dtype, None)
+    run(_pointer(dy), _pointer(y), *y.shape, *_activation(epilogue), _pointer(dz), torch.get_num_threads())
+    return dz
+
+
+def extremum_grad_x(
+    turned: Csr, entries: Tensor, places: Tensor, dy: Tensor, weight: Tensor | None, row_scale: Tensor | None,
+    col_scale: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Return the gradient of x, [M, F], of a max or min.
+
+    Args:
+        turned: the transposed graph; ``entries`` [E] are the graph's entries in its order.
+        places: [N, F], as :func:`spmm` gave them.
+        dy: [N, F], gradient of what went into the activation.
+        weight, row_scale, col_scale: as in the forward.
+    """
+    dx = _empty(turned.indptr.numel() - 1, dy.shape[1], like=dy)
+    run = function("extremum", "extremum_grad_x", dy.dtype, turned.indices.dtype)
+    run(
+        *_graph(turned), _pointer(entries), _pointer(places), _pointer(dy), dy.shape[1], _pointer(weight),
+        1 if weight is None else weight.shape[1], _pointer(row_scale), _pointer(col_scale), _pointer(dx),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return dx
+
+
+def extremum_grad_weight(
+    csr: Csr, places: Tensor, dy: Tensor, x: Tensor, num_heads: int, row_scale: Tensor | None, col_scale: Tensor | None
+) -> Tensor:
+    """Return the gradient of the weights, [E, H], of a max or min; arguments as in :func:`extremum_grad_x`."""
+    x = _rows(x)
+    dweight = _empty(csr.indices.numel(), num_heads, like=dy)
+    run = function("extremum", "extremum_grad_weight", dy.dtype, csr.indices.dtype)
+    run(
+        *_graph(csr), _pointer(places), _pointer(dy), _pointer(x), x.stride(0), dy.shape[1], num_heads,
+        _pointer(row_scale), _pointer(col_scale), _pointer(dweight), torch.get_num_threads(),
+    )  # fmt: skip
+    return dweight
+
+
+def sddmm(csr: Csr, u: Tensor, v: Tensor, operation: str, num_heads: int) -> Tensor:
+    """Return dot (per head, [E, H]), or sum, difference, product ([E, F]) of ``u[source]`` [M, F] and ``v[destination]`` [N, F]."""
+    u, v = _rows(u), _rows(v)
+    out = _empty(csr.indices.numel(), num_heads if operation == "dot" else u.shape[1], like=u)
+    run = function("sddmm", "sddmm", u.dtype, csr.indices.dtype, ("OPERATION", _OPERATION[operation]))
+    run(
+        *_graph(csr), _pointer(u), u.stride(0), _pointer(v), v.stride(0), u.shape[1], num_heads, _pointer(out),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return out
+
+
+def edge_softmax(csr: Csr, logits: Tensor) -> Tensor:
+    """Return the softmax of logits [E, H] over the edges of each row."""
+    out = _empty(*logits.shape, like=logits)
+    run = function("softmax", "edge_softmax", logits.dtype, csr.indices.dtype)
+    run(*_rows_only(csr), _pointer(logits), logits.shape[1], _pointer(out), torch.get_num_threads())
+    return out
+
+
+def edge_softmax_backward(csr: Csr, out: Tensor, dout: Tensor) -> Tensor:
+    """Return the gradient of the logits, [E, H]."""
+    dlogits = _empty(*out.shape, like=out)
+    run = function("softmax", "edge_softmax_backward", out.dtype, csr.indices.dtype)
+    run(*_rows_only(csr), _pointer(out), _pointer(dout), out.shape[1], _pointer(dlogits), torch.get_num_threads())
+    return dlogits
+
+
+def attention(
+    csr: Csr, value: Tensor, key: Tensor | None, query: Tensor, vector: Tensor | None, scoring: Scoring
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (out [N, H, C], largest score [N, H], sum of exponentials [N, H]), the last two in the dtype of the sums.
+
+    Args:
+        csr: N × M.
+        value: [M, H, C].
+        key: gat: [M, H]; gatv2: None, it is ``value``; dot: [M, H, C].
+        query: gat: [N, H]; else [N, H, C].
+        vector: gatv2: [H, C]; else None.
+        scoring: see there.
+    """
+    num_rows, (num_heads, channels) = csr.indptr.numel() - 1, value.shape[1:]
+    out = _empty(num_rows, num_heads, channels, like=value)
+    high = torch.empty(num_rows, num_heads, dtype=sum_dtype(value.dtype))
+    total = torch.empty_like(high)
+    run = function("attention", "attention", value.dtype, csr.indices.dtype, ("SCORE", SCORES.index(scoring.score)))
+    run(
+        *_graph(csr), _pointer(value), _pointer(key), _pointer(query), _pointer(vector), num_heads, channels,
+        *scoring[1:], _pointer(out), _pointer(high), _pointer(total), torch.get_num_threads(),
+    )  # fmt: skip
+    return out, high, total
+
+
+def attention_backward_sources(
+    turned: Csr, operands: tuple[Tensor, Tensor | None, Tensor, Tensor | None], saved: tuple[Tensor, Tensor, Tensor],
+    dout: Tensor, scoring: Scoring,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """Return (dscore [E, H], dvalue, dkey): what a source gathers from its out-edges, and the gradient of each edge's score.
+
+    ``dscore`` is that of GAT's sum before its LeakyReLU, of the whole score for gatv2 and dot. ``saved`` is what :func:`attention` gave.
+    """
+    value, key, query, vector = operands
+    out, high, total = saved
+    num_heads, channels = value.shape[1:]
+    dvalue = _empty(*value.shape, like=value)
+    dkey = None if key is None else _empty(*key.shape, like=key)
+    dscore = _empty(turned.indices.numel(), num_heads, like=value)
+    dot = torch.empty_like(high)
+    score = ("SCORE", SCORES.index(scoring.score))
+    run = function("attention", "attention_backward_sources", value.dtype, turned.indices.dtype, score)
+    run(
+        *_graph(turned), out.shape[0], _pointer(value), _pointer(key), _pointer(query), _pointer(vector), num_heads,
+        channels, *scoring[1:], _pointer(out), _pointer(dout), _pointer(high), _pointer(total), _pointer(dot),
+        _pointer(dscore), _pointer(dvalue), _pointer(dkey), torch.get_num_threads(),
+    )  # fmt: skip
+    return dscore, dvalue, dkey
+
+
+def attention_backward_destinations(
+    csr: Csr, value: Tensor, query: Tensor, vector: Tensor, dscore: Tensor, scoring: Scoring
+) -> tuple[Tensor, Tensor]:
+    """Return gatv2's (dquery [N, H, C], dvector [H, C])."""
+    num_heads, channels = value.shape[1:]
+    dquery = _empty(*query.shape, like=query)
+    num_parts = min(_MAX_PARTS, csr.row_blocks.numel() - 1)
+    parts = torch.zeros(num_parts, num_heads, channels, dtype=sum_dtype(value.dtype))
+    score = ("SCORE", SCORES.index(scoring.score))
+    run = function("attention", "attention_backward_destinations", value.dtype, csr.indices.dtype, score)
+    run(
+        *_graph(csr), _pointer(value), _pointer(query), _pointer(vector), num_heads, channels, scoring.slope,
+        _pointer(dscore), _pointer(dquery), _pointer(parts), num_parts, torch.get_num_threads(),
+    )  # fmt: skip
+    return dquery, parts.sum(0).to(vector.dtype)
+
+
+def _weighting(weight: Tensor | None, col_scale: Tensor | None, num_heads: int, num_features: int) -> int:
+    """The WEIGHTING of spmm.cpp: none, a factor an edge, a weight per edge and head, a weight per edge and feature."""
+    if num_heads > 1:
+        return 3 if num_heads == num_features else 2
+    return 0 if weight is None and col_scale is None else 1
+
+
+def _activation(epilogue: Epilogue) -> tuple[int, float, float, int]:
+    return ACTIVATIONS.index(epilogue.activation), epilogue.slope, epilogue.dropout, epilogue.seed
+
+
+def _graph(csr: Csr) -> tuple[int, int, int | None, int, int]:
+    indptr, indices, entry_ids, row_blocks = csr
+    return (
+        indptr.data_ptr(),
+        indices.data_ptr(),
+        _pointer(entry_ids),
+        row_blocks.data_ptr(),
+        row_blocks.numel() - 1,
+    )
+
+
+def _rows_only(csr: Csr) -> tuple[int, int | None, int, int]:
+    indptr, _, entry_ids, blocks, num_blocks = _graph(csr)
+    return indptr, entry_ids, blocks, num_blocks
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return x with its rows' elements side by side; the rows themselves may be apart."""
+    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
+
+
+def _empty(*shape: int, like: Tensor) -> Tensor:
+    out = torch.empty(shape, dtype=like.dtype)
+    if out.nbytes >= _HUGE_BYTES and _libc() is not None:
+        first = -(-out.data_ptr() // _PAGE_BYTES) * _PAGE_BYTES
+        length = (out.data_ptr() + out.nbytes - first) // _PAGE_BYTES * _PAGE_BYTES
+        _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), _MADV_HUGEPAGE)  # advice: it may be refused
+    return out
+
+
+@cache
+def _libc() -> ctypes.CDLL | None:
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "madvise") else None

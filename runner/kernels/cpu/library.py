@@ -1,0 +1,85 @@
+"""The compiled libraries with their C signatures, on torch's thread pool."""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runner.kernels.cpu.build import BackendWarning, BuildError, load
+
+STORAGE = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}
+_INDEX = {torch.int32: "int32_t", torch.int64: "int64_t"}
+
+# p pointer, n 64-bit count, i int, d double; the last argument of every function is the number of threads
+_GRAPH = "pppp" + "n"
+_SIGNATURES = {
+    "spmm": _GRAPH + "pnn" + "pn" + "ppp" + "iddn" + "pp" + "i",
+    "sddmm": _GRAPH + "pnpn" + "nn" + "p" + "i",
+    "epilogue_backward": "pp" + "nn" + "iddn" + "p" + "i",
+    "extremum_grad_x": _GRAPH + "ppp" + "n" + "pn" + "pp" + "p" + "i",
+    "extremum_grad_weight": _GRAPH + "pp" + "pn" + "nn" + "pp" + "p" + "i",
+    "edge_softmax": "ppp" + "n" + "pn" + "p" + "i",
+    "edge_softmax_backward": "ppp" + "n" + "pp" + "n" + "p" + "i",
+    "attention": _GRAPH + "pppp" + "nn" + "dddn" + "ppp" + "i",
+    "attention_backward_sources": _GRAPH + "n" + "pppp" + "nn" + "dddn" + "pppp" + "p" + "ppp" + "i",
+    "attention_backward_destinations": _GRAPH + "ppp" + "nn" + "d" + "p" + "pp" + "n" + "i",
+}
+_TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "i": ctypes.c_int, "d": ctypes.c_double}
+
+
+@cache
+def function(
+    source: str, name: str, dtype: torch.dtype, index_dtype: torch.dtype | None, *variant: tuple[str, int]
+) -> Any:
+    """Return a C function of a source, built for a dtype, an index type and its other macros."""
+    defines: dict[str, str | int] = {"STORAGE": STORAGE[dtype], **dict(variant)}
+    if index_dtype is not None:
+        defines["INDEX"] = _INDEX[index_dtype]
+    library = load(source, **defines)
+    region = _parallel_region()
+    if region is not None:
+        library.use_parallel_region(region)
+    found = getattr(library, name)
+    found.argtypes = [_TYPES[kind] for kind in _SIGNATURES[name]]
+    found.restype = None
+    return found
+
+
+@cache
+def _parallel_region() -> ctypes.c_void_p | None:
+    """Return the entry of the OpenMP runtime that torch has loaded, whatever its file is called; None where torch has none."""
+    for path in mapped_openmp():
+        try:
+            entry = ctypes.CDLL(path).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        return ctypes.cast(entry, ctypes.c_void_p)
+    return None
+
+
+def mapped_openmp() -> list[str]:
+    """Return the files of the OpenMP runtimes that this process has mapped."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    names = (line.split(maxsplit=5)[-1] for line in lines)
+    found = {name for name in names if any(kind in Path(name).name for kind in ("libgomp", "libiomp", "libomp"))}
+    torch_folder = str(Path(torch.__file__).parent)  # other packages bring runtimes of their own: torch's is first
+    return sorted(found, key=lambda name: (not name.startswith(torch_folder), name))
+
+
+@cache
+def is_available() -> bool:
+    """Whether kernels can be built here; says once, as a warning, why not."""
+    try:
+        load("elementwise", STORAGE="float")
+    except BuildError as error:
+        warnings.warn(f"CPU kernels of our own are off, torch's ops run instead: {error}", BackendWarning, stacklevel=2)
+        return False
+    return True

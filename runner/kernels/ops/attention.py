@@ -1,0 +1,220 @@
+"""Attention over a destination's edges, score, softmax and weighted sum in one kernel.
+
+Nothing of size E × H × C is stored, in neither direction: the backward keeps each destination's largest score and sum of exponentials, and
+recomputes the rest while it walks the transposed graph. One array of size E × H, the gradients of the scores, is held during the backward.
+
+Legend: N destinations, M sources, E edges, H heads, C channels a head.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runner.kernels import reference
+from runner.kernels.adjacency import Adjacency, Csr
+from runner.kernels.ops.backend import has_kernels
+from runner.kernels.ops.checks import check_features, check_shape
+from runner.kernels.ops.registry import Gradients, define, launcher
+from runner.kernels.ops.sddmm import _by_edge, _sum
+from runner.errors import UserError
+from runner.kernels.parameters import Scoring, check_dropout, sum_dtype
+
+
+def gat_attention(
+    adjacency: Adjacency,
+    value: Tensor,
+    key: Tensor,
+    query: Tensor,
+    *,
+    negative_slope: float = 0.2,
+    dropout: float = 0.0,
+    seed: int = 0,
+) -> Tensor:
+    """GAT: ``sum over j → i of softmax(LeakyReLU(key_j + query_i)) · value_j``; differentiable in all three.
+
+    Args:
+        adjacency: N × M.
+        value: float32, float64 or bfloat16 [M, H, C].
+        key, query: score of a source [M, H] and of a destination [N, H].
+        negative_slope: of the LeakyReLU below 0.
+        dropout: probability that an edge's weight is dropped (the softmax is over all of them); the rest is scaled by 1 / (1 - dropout).
+        seed: the same seed drops the same edges.
+
+    Returns:
+        [N, H, C]; 0 where a destination has no edges.
+
+    Raises:
+        UserError: where a shape, dtype or device doesn't fit; it names the argument and both shapes.
+
+    Source: Veličković et al., 2018, section 2.1.
+    """
+    _check_value(adjacency, value)
+    check_shape("key", key, tuple(value.shape[:2]), "value", value)
+    check_shape("query", query, (adjacency.num_dst, value.shape[1]), "value", value)
+    return _run(adjacency, value, key, query, None, Scoring("gat", negative_slope, 1.0, dropout, seed))
+
+
+def gatv2_attention(
+    adjacency: Adjacency,
+    value: Tensor,
+    query: Tensor,
+    vector: Tensor,
+    *,
+    negative_slope: float = 0.2,
+    dropout: float = 0.0,
+    seed: int = 0,
+) -> Tensor:
+    """GATv2: ``sum over j → i of softmax(<vector, LeakyReLU(value_j + query_i)>) · value_j``; differentiable in all three.
+
+    Args:
+        adjacency: N × M.
+        value: float32, float64 or bfloat16 [M, H, C].
+        query: [N, H, C].
+        vector: [H, C].
+        negative_slope, dropout, seed: as in :func:`gat_attention`.
+
+    Returns:
+        [N, H, C]; 0 where a destination has no edges.
+
+    Raises:
+        UserError: where a shape, dtype or device doesn't fit; it names the argument and both shapes.
+
+    Source: Brody et al., 2022, equation 7.
+    """
+    _check_value(adjacency, value)
+    check_shape("query", query, (adjacency.num_dst, *value.shape[1:]), "value", value)
+    check_shape("vector", vector, tuple(value.shape[1:]), "value", value)
+    return _run(adjacency, value, None, query, vector, Scoring("gatv2", negative_slope, 1.0, dropout, seed))
+
+
+def dot_attention(
+    adjacency: Adjacency,
+    value: Tensor,
+    key: Tensor,
+    query: Tensor,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+) -> Tensor:
+    """Scaled dot product: ``sum over j → i of softmax(scale · <key_j, query_i>) · value_j``; differentiable in all three.
+
+    Args:
+        adjacency: N × M.
+        value, key: float32, float64 or bfloat16 [M, H, C].
+        query: [N, H, C].
+        scale: default 1 / √C.
+        dropout, seed: as in :func:`gat_attention`.
+
+    Returns:
+        [N, H, C]; 0 where a destination has no edges.
+
+    Raises:
+        UserError: where a shape, dtype or device doesn't fit; it names the argument and both shapes.
+
+    Source: Vaswani et al., 2017, equation 1, over a graph's edges.
+    """
+    _check_value(adjacency, value)
+    check_shape("key", key, tuple(value.shape), "value", value)
+    check_shape("query", query, (adjacency.num_dst, *value.shape[1:]), "value", value)
+    scale = 1 / math.sqrt(value.shape[2]) if scale is None else scale
+    return _run(adjacency, value, key, query, None, Scoring("dot", 0.0, scale, dropout, seed))
+
+
+def _check_value(adjacency: Adjacency, value: Tensor) -> None:
+    check_features("value", value, adjacency.num_src, adjacency)
+    if value.dim() != 3 or 0 in value.shape[1:]:
+        raise UserError(f"value has shape {list(value.shape)}: [{adjacency.num_src}, heads, channels] is needed")
+
+
+def _run(
+    adjacency: Adjacency, value: Tensor, key: Tensor | None, query: Tensor, vector: Tensor | None, scoring: Scoring
+) -> Tensor:
+    check_dropout(scoring.dropout)
+    if not has_kernels(value.device):
+        return reference.attention(adjacency, value, key, query, vector, scoring)
+    operands = [entry if entry is None else entry.contiguous() for entry in (value, key, query, vector)]
+    needs_gradient = torch.is_grad_enabled() and any(entry is not None and entry.requires_grad for entry in operands)
+    turned = adjacency.transposed.csr if needs_gradient else (None,) * 4
+    out, _, _ = _attention(*operands, *scoring, *adjacency.csr, *turned)
+    return out
+
+
+_OPERANDS = "Tensor value, Tensor? key, Tensor query, Tensor? vector"
+_SCORING = "str score, float slope, float scale, float dropout, int seed"
+_GRAPH = "Tensor indptr, Tensor indices, Tensor? entry_ids, Tensor row_blocks"
+_TURNED = "Tensor? turned_indptr, Tensor? turned_indices, Tensor? turned_ids, Tensor? turned_blocks"
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.mark_non_differentiable(*outputs[1:])
+    ctx.scoring = Scoring(*inputs[4:9])
+    ctx.save_for_backward(*inputs[:4], *outputs, *inputs[9:])
+
+
+def _back(ctx: Any, dout: Tensor, _high: Any, _total: Any) -> Gradients:
+    value, key, query, vector, out, high, total, *graphs = ctx.saved_tensors
+    graph, turned, scoring = graphs[:4], graphs[4:], ctx.scoring
+    dscore, dvalue, dkey = _backward_sources(
+        value, key, query, vector, out, high, total, dout.contiguous(), *scoring, *turned
+    )
+    dvector = None
+    if scoring.score == "gat":
+        dquery = _sum(dscore, None, _by_edge(graph))
+    elif scoring.score == "dot":
+        flat = (key.flatten(1), dscore * scoring.scale)
+        dquery = _sum(*flat, graph).view_as(query)
+    else:
+        dquery, dvector = _backward_destinations(value, query, vector, dscore, *scoring, *graph)
+    return dvalue, dkey if key is not None else None, dquery, dvector
+
+
+def _fake_attention(value: Tensor, _k: Any, _q: Any, _v: Any, _s: Any, _l: Any, _c: Any, _d: Any, _e: Any, indptr: Tensor, *_: Any) -> Any:  # fmt: skip
+    out = value.new_empty(indptr.shape[0] - 1, *value.shape[1:])
+    kept = value.new_empty(out.shape[:2], dtype=sum_dtype(value.dtype))
+    return out, kept, torch.empty_like(kept)
+
+
+_attention = define(
+    f"attention({_OPERANDS}, {_SCORING}, {_GRAPH}, {_TURNED}) -> (Tensor, Tensor, Tensor)",
+    lambda value, key, query, vector, *rest: launcher(value).attention(
+        Csr(*rest[5:9]), value, key, query, vector, Scoring(*rest[:5])
+    ),
+    _fake_attention,
+    _save,
+    _back,
+)
+
+
+def _run_backward_sources(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    operands, saved, dout = inputs[:4], inputs[4:7], inputs[7]
+    dscore, dvalue, dkey = launcher(dout).attention_backward_sources(
+        Csr(*inputs[13:]), operands, saved, dout, Scoring(*inputs[8:13])
+    )
+    return dscore, dvalue, dout.new_empty(0) if dkey is None else dkey
+
+
+def _fake_backward_sources(value: Tensor, key: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    indices = rest[-3]
+    dkey = value.new_empty(0) if key is None else torch.empty_like(key)
+    return value.new_empty(indices.shape[0], value.shape[1]), torch.empty_like(value), dkey
+
+
+_backward_sources = define(
+    f"attention_backward_sources({_OPERANDS}, Tensor out, Tensor high, Tensor total, Tensor dout, {_SCORING}, {_GRAPH}) "
+    "-> (Tensor, Tensor, Tensor)",
+    _run_backward_sources,
+    _fake_backward_sources,
+)
+_backward_destinations = define(
+    f"attention_backward_destinations(Tensor value, Tensor query, Tensor vector, Tensor dscore, {_SCORING}, {_GRAPH}) "
+    "-> (Tensor, Tensor)",
+    lambda value, query, vector, dscore, *rest: launcher(value).attention_backward_destinations(
+        Csr(*rest[5:]), value, query, vector, dscore, Scoring(*rest[:5])
+    ),
+    lambda _value, query, vector, *_: (torch.empty_like(query), torch.empty_like(vector)),
+)
