@@ -77,10 +77,14 @@ class Adjacency:
             UserError: where a dtype is another.
         """
         if indptr.dtype != torch.int64 or indices.dtype not in (torch.int32, torch.int64):
-            raise UserError(f"indptr is {indptr.dtype}, indices {indices.dtype}: int64, and int32 or int64, are allowed")
+            raise UserError(
+                f"indptr is {indptr.dtype}, indices {indices.dtype}: int64, and int32 or int64, are allowed"
+            )
         steps = indptr.diff()
         if indptr.numel() == 0 or int(indptr[0]) != 0 or int(indptr[-1]) != indices.numel() or bool((steps < 0).any()):
-            raise DataError(f"indptr (shape {list(indptr.shape)}) must ascend from 0 to the {indices.numel()} of indices")
+            raise DataError(
+                f"indptr (shape {list(indptr.shape)}) must ascend from 0 to the {indices.numel()} of indices"
+            )
         _check_range("indices", indices, num_src)
         edge_ids = torch.arange(indices.numel(), dtype=indices.dtype, device=indices.device)
         return Adjacency(indptr, indices, edge_ids, num_src)
@@ -130,6 +134,13 @@ class Adjacency:
         cuts = torch.linspace(0, int(work[-1]), num_blocks + 1, dtype=torch.float64, device=self.device)
         blocks = torch.searchsorted(work, cuts.long()).unique()
         return blocks if blocks.numel() > 1 else torch.tensor([0, self.num_dst], device=self.device)
+
+    @cached_property
+    def reach(self) -> int:
+        """Sources, about, that the edges of neighbouring destinations come from: what a cache must hold for them to be read once."""
+        if self.num_src != self.num_dst or not self.num_edges:
+            return self.num_src
+        return min(self.num_src, 1 + int(2 * (self.rows - self.indices).abs().double().mean()))
 
     @cached_property
     def csr(self) -> Csr:

@@ -51,7 +51,7 @@ def edge_apply(operation: str, lhs: Tensor, rhs: Tensor | None) -> Tensor:
 def aggregate(adjacency: Adjacency, message: Tensor, reduce: str) -> Tensor:
     """Reduce messages [E, …] at each destination to [N, …]; 0 where there are none.
 
-    The gradient of max and min goes to one edge, the first of the destination's entries (lowest source, then lowest edge id) that attains it.
+    The gradient of max and min goes to one edge: the first of the destination's entries (lowest source, then edge id) that attains it.
     """
     _, dst = adjacency.src_dst
     shape = (adjacency.num_dst, *message.shape[1:])

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from runner.kernels.adjacency import Adjacency
+from runner.kernels.formats import Factory
 from runner.kernels.lower import Executable
 from runner.kernels.opgraph import OpGraph
-from runner.kernels.formats import Factory
 
 
 @dataclass(frozen=True, kw_only=True)

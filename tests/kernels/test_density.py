@@ -16,8 +16,8 @@ from runner.errors import UserError, VerificationError
 from runner.kernels.adjacency import Adjacency
 from runner.kernels.density import select
 from runner.kernels.density.partition import Partition, partition, simple_copy
-from runner.kernels.ops import spmm
 from runner.kernels.formats import Kernel, Part
+from runner.kernels.ops import spmm
 
 WIDTHS = (1, 3, 16, 33)
 

@@ -118,7 +118,7 @@ inline void drop(const Operands& o, int64_t edge, A* weights) {
 template <int W>
 void forward(const Graph& g, const Operands& o, S* out, A* high, A* total, int num_threads) {
   const int64_t H = o.num_heads, D = o.width();
-  const Cut<W> cut(D, H);
+  const Cut<W> cut(0, D, H);
   for_blocks(g.num_blocks, num_threads, [&](int64_t block) {
     HeadRows<A> tile(H);
     std::vector<A> sum(D), scratch(D), best(H), mass(H);
@@ -194,7 +194,7 @@ inline void leaky_grad(const S* vector, const S* x, const S* y, int64_t n, A slo
 template <int W>
 void backward_sources(const Graph& turned, const Operands& o, const Saved& s, S* dvalue, S* dkey, int num_threads) {
   const int64_t H = o.num_heads, C = o.channels, D = o.width();
-  const Cut<W> cut(D, H);
+  const Cut<W> cut(0, D, H);
   for_blocks(turned.num_blocks, num_threads, [&](int64_t block) {
     HeadRows<A> weights(H), grads(H);
     std::vector<A> sum(D), key_sum(SCORE == kGat ? H : D), scratch(D);

@@ -77,7 +77,12 @@ def load(source: str, **defines: str | int) -> ctypes.CDLL:
         compiler = find_compiler()
         if compiler is None:
             raise BuildError(f"no C++ compiler ({os.environ.get('CXX') or 'g++, clang++, c++'} not found)")
-        command = [*shlex.split(compiler), *_FLAGS, *_architecture(), *(f"-D{name}={value}" for name, value in defines.items())]
+        command = [
+            *shlex.split(compiler),
+            *_FLAGS,
+            *_architecture(),
+            *(f"-D{name}={value}" for name, value in defines.items()),
+        ]
         entry = cache_folder() / f"{source}-{_key(source, command)}.so"
         with _locked(entry.with_suffix(".lock")):
             if not _is_whole(entry):

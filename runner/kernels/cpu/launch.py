@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from runner.kernels.adjacency import Csr
-from runner.kernels.cpu.library import function
+from runner.kernels.cpu.library import function, last_cache_bytes
 from runner.kernels.parameters import ACTIVATIONS, SCORES, Epilogue, Scoring, sum_dtype
 
 _REDUCE = {"sum": 0, "max": 1, "min": 2}
@@ -22,12 +22,18 @@ _OPERATION = {"dot": 0, "add": 1, "sub": 2, "mul": 3}
 _HUGE_BYTES = 32 * 2**20
 _PAGE_BYTES = 4096
 _MADV_HUGEPAGE = 14
+# Features a slice, edges a row of X, from which packing paid: 2 cores, AVX-512, 32 MB of L3; 50 000 × 256 floats, 600 000 edges at random:
+# 22 ms instead of 38; 20 000 × 128, which half fit: 3.5 instead of 3.1 (measured).
+_SLICE = 32
+_MIN_REUSE = 4
+_MAX_LANES = 16
 _MAX_PARTS = 64  # partial sums of a gradient that every row adds to
 
 
 def spmm(
-    csr: Csr, x: Tensor, weight: Tensor | None, col_scale: Tensor | None, epilogue: Epilogue, reduce: str, with_places: bool
-) -> tuple[Tensor, Tensor | None]:
+    csr: Csr, x: Tensor, weight: Tensor | None, col_scale: Tensor | None, epilogue: Epilogue, reduce: str = "sum",
+    with_places: bool = False, reach: int = 0,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Reduce ``weight · col_scale[source] · x[source]`` over each row's edges, then the epilogue.
 
     Args:
@@ -38,6 +44,7 @@ def spmm(
         epilogue: see there.
         reduce: sum, max, min.
         with_places: whether max and min also return the entry that each output took, [N, F], -1 for none.
+        reach: see :attr:`runner.kernels.adjacency.Adjacency.reach`.
     """
     num_rows, num_features = csr.indptr.numel() - 1, x.shape[1]
     y = _empty(num_rows, num_features, like=x)
@@ -45,13 +52,29 @@ def spmm(
     num_heads = 1 if weight is None else weight.shape[1]
     weighting = _weighting(weight, col_scale, num_heads, num_features)
     x = _rows(x)
+    packed = _room_to_pack(csr, x, reach) if weighting < 2 else None
     run = function("spmm", "spmm", x.dtype, csr.indices.dtype, ("REDUCE", _REDUCE[reduce]), ("WEIGHTING", weighting))
     run(
-        *_graph(csr), _pointer(x), x.stride(0), num_features, _pointer(weight), num_heads,
+        *_graph(csr), _pointer(x), x.shape[0], x.stride(0), num_features, _pointer(weight), num_heads,
         _pointer(epilogue.row_scale), _pointer(col_scale), _pointer(epilogue.bias), *_activation(epilogue),
-        _pointer(y), _pointer(places), torch.get_num_threads(),
+        _pointer(y), _pointer(places), _pointer(packed), _SLICE, torch.get_num_threads(),
     )  # fmt: skip
     return y, places
+
+
+def _room_to_pack(csr: Csr, x: Tensor, reach: int) -> Tensor | None:
+    """Return scratch for slices of x where its rows don't fit the cache, a slice of them does, and edges reuse them; else None."""
+    num_rows, num_features = x.shape
+    row_bytes, cache_bytes = num_features * x.element_size(), last_cache_bytes()
+    if (
+        num_features < 2 * _SLICE
+        or reach * row_bytes <= cache_bytes // 2
+        or csr.indices.numel() < _MIN_REUSE * num_rows
+    ):
+        return None
+    if num_rows * _SLICE * x.element_size() > cache_bytes:
+        return None
+    return _empty(num_rows, _SLICE + _MAX_LANES, like=x)
 
 
 def epilogue_backward(dy: Tensor, y: Tensor, epilogue: Epilogue) -> Tensor:

@@ -18,7 +18,7 @@ _INDEX = {torch.int32: "int32_t", torch.int64: "int64_t"}
 # p pointer, n 64-bit count, i int, d double; the last argument of every function is the number of threads
 _GRAPH = "pppp" + "n"
 _SIGNATURES = {
-    "spmm": _GRAPH + "pnn" + "pn" + "ppp" + "iddn" + "pp" + "i",
+    "spmm": _GRAPH + "pnnn" + "pn" + "ppp" + "iddn" + "pp" + "pn" + "i",
     "sddmm": _GRAPH + "pnpn" + "nn" + "p" + "i",
     "epilogue_backward": "pp" + "nn" + "iddn" + "p" + "i",
     "extremum_grad_x": _GRAPH + "ppp" + "n" + "pn" + "pp" + "p" + "i",
@@ -72,6 +72,19 @@ def mapped_openmp() -> list[str]:
     found = {name for name in names if any(kind in Path(name).name for kind in ("libgomp", "libiomp", "libomp"))}
     torch_folder = str(Path(torch.__file__).parent)  # other packages bring runtimes of their own: torch's is first
     return sorted(found, key=lambda name: (not name.startswith(torch_folder), name))
+
+
+@cache
+def last_cache_bytes() -> int:
+    """Return the size of the cache that is nearest to memory; 16 MiB where the system doesn't tell."""
+    sizes = {}
+    for folder in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            level, size = int((folder / "level").read_text()), (folder / "size").read_text().strip()
+        except (OSError, ValueError):
+            continue
+        sizes[level] = int(size.rstrip("KM")) * (2**20 if size.endswith("M") else 2**10)
+    return sizes[max(sizes)] if sizes else 16 * 2**20
 
 
 @cache

@@ -17,7 +17,8 @@ typedef Compute<S> A;
 namespace {
 
 constexpr int64_t kTile = 256;       // edges whose factors are prepared at once
-constexpr int kPrefetchAhead = 16;    // edges
+constexpr int kPrefetchAhead = 16;   // edges
+constexpr int64_t kCoreCacheBytes = 1 << 19;
 
 enum { kNone, kPerEdge, kPerHead, kPerChannel };
 
@@ -32,6 +33,7 @@ struct Problem {
   const int64_t* blocks;
   int64_t num_blocks;
   const S* x;  // [M, F], its rows x_stride apart
+  int64_t num_columns;
   int64_t x_stride;
   int64_t num_features;
   const S* weight;  // [E, H] or null
@@ -40,6 +42,7 @@ struct Problem {
   S* y;
   I* arg;  // [N, F], max and min: the entry that was taken, -1 for none; or null
   Epilogue<S> epilogue;
+  bool is_far;  // whether X is too large for a core's own cache
 };
 
 inline void prepare_factors(const Problem& p, int64_t begin, int64_t count, A* factor) {
@@ -112,30 +115,37 @@ __attribute__((noinline)) void finish(const Problem& p, const Vectors& vectors, 
                                   row, vectors.offset[v]);
 }
 
+// Fetches what the entry kPrefetchAhead further on will read: the hardware can't foresee a gather.
+template <int W, int NV>
+inline void prefetch(const Problem& p, const S* x, int64_t entry) {
+  const S* row = x + int64_t(p.indices[entry]) * p.x_stride;
+#pragma GCC unroll 16
+  for (int v = 0; v < NV; v += (64 / int(sizeof(S)) + W - 1) / W) __builtin_prefetch(row + v * W);
+  if constexpr (WEIGHTING == kPerHead || WEIGHTING == kPerChannel)
+    if (p.edge_ids) __builtin_prefetch(p.weight + int64_t(p.edge_ids[entry]) * p.num_heads);
+}
+
 template <int W, int NV>
 void rows(const Problem& p, const Vectors& vectors, int64_t first_row, int64_t end_row) {
   A factor[kTile];
+  const S* first_x = p.x + vectors.offset[0];
+  const int64_t prefetch_end = p.is_far ? p.indptr[end_row] - kPrefetchAhead : 0;
   for (int64_t row = first_row; row < end_row; ++row) {
     const int64_t begin = p.indptr[row], end = p.indptr[row + 1];
     Row<W, NV> state;
     state.begin();
-    for (int64_t tile = begin; tile < end; tile += kTile) {
-      const int64_t count = end - tile < kTile ? end - tile : kTile;
-      prepare_factors(p, tile, count, factor);
-      for (int64_t k = 0; k < count; ++k) {
-        const int64_t entry = tile + k;
-        if (entry + kPrefetchAhead < p.indptr[end_row]) {
-          const S* later = p.x + int64_t(p.indices[entry + kPrefetchAhead]) * p.x_stride + vectors.offset[0];
-#pragma GCC unroll 16
-          for (int v = 0; v < NV; v += (64 / int(sizeof(S)) + W - 1) / W) __builtin_prefetch(later + v * W);
-        }
+    for (int64_t tile = begin, tile_end; tile < end; tile = tile_end) {
+      tile_end = WEIGHTING == kNone || end - tile < kTile ? end : tile + kTile;
+      prepare_factors(p, tile, tile_end - tile, factor);
+      for (int64_t entry = tile; entry < tile_end; ++entry) {
+        if (entry < prefetch_end) prefetch<W, NV>(p, first_x, entry + kPrefetchAhead);
         const S* x = p.x + int64_t(p.indices[entry]) * p.x_stride;
         const S* weight = nullptr;
         if constexpr (WEIGHTING == kPerHead || WEIGHTING == kPerChannel)
           weight = p.weight + (p.edge_ids ? int64_t(p.edge_ids[entry]) : entry) * p.num_heads;
 #pragma GCC unroll 16
         for (int v = 0; v < NV; ++v)
-          state.take(v, message<W>(p, x, weight, factor[k], vectors.offset[v], vectors.head[v]),
+          state.take(v, message<W>(p, x, weight, factor[entry - tile], vectors.offset[v], vectors.head[v]),
                      Signed<A>(entry - begin));
       }
     }
@@ -161,9 +171,10 @@ void pass(const Problem& p, const Vectors& vectors, int64_t first_row, int64_t e
   rows<W, NV>(p, vectors, first_row, end_row);
 }
 
+// Walks every row's edges for features [first, end).
 template <int W>
-void run(const Problem& p, int num_threads) {
-  const Cut<W, kMaxLength<W>> cut(p.num_features, WEIGHTING == kPerHead ? p.num_heads : 1);
+void run_features(const Problem& p, int64_t first, int64_t end, int num_threads) {
+  const Cut<W, kMaxLength<W>> cut(first, end, WEIGHTING == kPerHead ? p.num_heads : 1);
   for_blocks(p.num_blocks, num_threads, [&](int64_t block) {
     for (int64_t at = 0; at < cut.num_vectors; at += cut.length) {
       const Vectors vectors = cut.vectors(at);
@@ -172,14 +183,44 @@ void run(const Problem& p, int num_threads) {
   });
 }
 
+// Copies features [first, end) of X side by side.
+void pack(const Problem& p, int64_t first, int64_t end, S* packed, int num_threads) {
+  constexpr int64_t kRows = 1024;
+  const int64_t width = end - first;
+  for_blocks((p.num_columns + kRows - 1) / kRows, num_threads, [&](int64_t block) {
+    const int64_t end_row = block * kRows + kRows < p.num_columns ? block * kRows + kRows : p.num_columns;
+    for (int64_t row = block * kRows; row < end_row; ++row)
+      memcpy(packed + row * width, p.x + row * p.x_stride + first, size_t(width) * sizeof(S));
+  });
+}
+
+// With room to pack, features are taken in slices: a slice of X is copied side by side and gathered from alone. The indices are read again
+// for each slice, but X is read from memory once, where gathering whole rows that don't fit the cache reads it once an edge. (A slice in
+// place wouldn't do: rows a power of two apart share cache sets.)
+template <int W>
+void run(Problem p, S* packed, int64_t slice, int num_threads) {
+  if (packed == nullptr) return run_features<W>(p, 0, p.num_features, num_threads);
+  const S* x = p.x;
+  const int64_t stride = p.x_stride;
+  for (int64_t first = 0, end; first < p.num_features; first = end) {
+    end = p.num_features - first < slice + W ? p.num_features : first + slice;
+    p.x = x, p.x_stride = stride;
+    pack(p, first, end, packed, num_threads);
+    p.x = packed - first, p.x_stride = end - first;
+    run_features<W>(p, first, end, num_threads);
+  }
+}
+
 }  // namespace
 
 extern "C" void spmm(const int64_t* indptr, const I* indices, const I* edge_ids, const int64_t* blocks, int64_t num_blocks,
-                     const S* x, int64_t x_stride, int64_t num_features, const S* weight, int64_t num_heads,
+                     const S* x, int64_t num_columns, int64_t x_stride, int64_t num_features, const S* weight, int64_t num_heads,
                      const S* row_scale, const S* col_scale, const S* bias, int activation, double slope, double dropout,
-                     int64_t seed, S* y, I* arg, int num_threads) {
-  const Problem p{indptr, indices, edge_ids, blocks, num_blocks, x, x_stride, num_features, weight, num_heads, col_scale,
-                  y, arg, Epilogue<S>(row_scale, bias, activation, slope, dropout, seed)};
+                     int64_t seed, S* y, I* arg,
+                     S* packed, int64_t slice, int num_threads) {
+  const Problem p{indptr, indices, edge_ids, blocks, num_blocks, x, num_columns, x_stride, num_features, weight, num_heads, col_scale,
+                  y, arg, Epilogue<S>(row_scale, bias, activation, slope, dropout, seed),
+                  num_columns * num_features * int64_t(sizeof(S)) > kCoreCacheBytes};
   with_width<kLanes<S>>(WEIGHTING == kPerHead ? num_features / num_heads : num_features,
-                        [&](auto width) { run<decltype(width)::value>(p, num_threads); });
+                        [&](auto width) { run<decltype(width)::value>(p, packed, slice, num_threads); });
 }

@@ -17,9 +17,9 @@ from runner.kernels.adjacency import Adjacency
 from runner.kernels.density.autograd import DropoutFunction, SpMMFunction
 from runner.kernels.density.partition import Partition
 from runner.kernels.density.select import Candidates, Choice, assemble, choose
+from runner.kernels.formats import Factory, Part, num_bytes_of
 from runner.kernels.lower import Kernel, Resolve, dropout_arguments, fill, is_dropout
 from runner.kernels.opgraph import Aggregate, Call, Op, OpGraph
-from runner.kernels.formats import Factory, Part, num_bytes_of
 from runner.kernels.strategy import Stopwatch, inverse
 
 

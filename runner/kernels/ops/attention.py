@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runner.errors import UserError
 from runner.kernels import reference
 from runner.kernels.adjacency import Adjacency, Csr
 from runner.kernels.ops.backend import has_kernels
 from runner.kernels.ops.checks import check_features, check_shape
 from runner.kernels.ops.registry import Gradients, define, launcher
-from runner.kernels.ops.sddmm import _by_edge, _sum
-from runner.errors import UserError
+from runner.kernels.ops.spmm import by_edge, weighted_sum
 from runner.kernels.parameters import Scoring, check_dropout, sum_dtype
 
 
@@ -164,16 +164,16 @@ def _back(ctx: Any, dout: Tensor, _high: Any, _total: Any) -> Gradients:
     )
     dvector = None
     if scoring.score == "gat":
-        dquery = _sum(dscore, None, _by_edge(graph))
+        dquery = weighted_sum(dscore, None, by_edge(graph))
     elif scoring.score == "dot":
-        flat = (key.flatten(1), dscore * scoring.scale)
-        dquery = _sum(*flat, graph).view_as(query)
+        dquery = weighted_sum(key.flatten(1), dscore * scoring.scale, graph).view_as(query)
     else:
         dquery, dvector = _backward_destinations(value, query, vector, dscore, *scoring, *graph)
     return dvalue, dkey if key is not None else None, dquery, dvector
 
 
-def _fake_attention(value: Tensor, _k: Any, _q: Any, _v: Any, _s: Any, _l: Any, _c: Any, _d: Any, _e: Any, indptr: Tensor, *_: Any) -> Any:  # fmt: skip
+def _fake_attention(value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    indptr = rest[8]
     out = value.new_empty(indptr.shape[0] - 1, *value.shape[1:])
     kept = value.new_empty(out.shape[:2], dtype=sum_dtype(value.dtype))
     return out, kept, torch.empty_like(kept)

@@ -40,7 +40,9 @@ def check_shape(name: str, given: Tensor, wanted: tuple[int, ...], beside: str, 
         UserError: naming the argument and both shapes (dtypes, devices).
     """
     if tuple(given.shape) != wanted:
-        raise UserError(f"{name} has shape {list(given.shape)}, {beside} {list(like.shape)}: {name} needs shape {list(wanted)}")
+        raise UserError(
+            f"{name} has shape {list(given.shape)}, {beside} {list(like.shape)}: {name} needs shape {list(wanted)}"
+        )
     if given.dtype != like.dtype:
         raise UserError(f"{name} is {_name(given.dtype)}, {beside} {_name(like.dtype)}: both must be the same")
     if given.device != like.device:

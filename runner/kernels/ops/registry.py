@@ -41,19 +41,38 @@ def define(
         _LIBRARY.impl(name, kernel, device)
     torch.library.register_fake(f"gearsail::{name}", fake, lib=_LIBRARY)
     op = getattr(torch.ops.gearsail, name).default
-    if save is not None and backward is not None:
-        _LIBRARY.impl(name, _differentiable(op, save, backward), "Autograd")
-    return op
+    if save is None or backward is None:
+        return _direct(op, kernel)
+
+    def below(*inputs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*inputs)
+
+    _LIBRARY.impl(name, _differentiable(below, op, save, backward), "Autograd")
+    return _direct(op, _differentiable(kernel, op, save, backward))
 
 
-def _differentiable(op: Any, save: Callable[..., None], backward: Callable[..., Gradients]) -> Callable[..., Any]:
+def _direct(op: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Call ``run`` where nobody listens to torch's dispatcher (no tracing, no mode): it costs more than a small graph's kernel."""
+
+    def call(*inputs: Any) -> Any:
+        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+            return op(*inputs)
+        return run(*inputs)
+
+    return call
+
+
+def _differentiable(
+    compute: Callable[..., Any], op: Any, save: Callable[..., None], backward: Callable[..., Gradients]
+) -> Callable[..., Any]:
     num_inputs = len(op._schema.arguments)
+    tensors = [at for at, argument in enumerate(op._schema.arguments) if "Tensor" in str(argument.type)]
 
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Any:
-            with torch._C._AutoDispatchBelowAutograd():
-                output = op(*inputs)
+            output = compute(*inputs)
             save(ctx, inputs, output)
             return output
 
@@ -64,10 +83,11 @@ def _differentiable(op: Any, save: Callable[..., None], backward: Callable[..., 
             return found + (None,) * (num_inputs - len(found))
 
     def run(*inputs: Any) -> Any:
-        if torch.is_grad_enabled() and any(isinstance(entry, Tensor) and entry.requires_grad for entry in inputs):
-            return Function.apply(*inputs)
-        with torch._C._AutoDispatchBelowAutograd():
-            return op(*inputs)
+        if torch.is_grad_enabled():
+            for at in tensors:
+                if inputs[at] is not None and inputs[at].requires_grad:
+                    return Function.apply(*inputs)
+        return compute(*inputs)
 
     return run
 

@@ -16,6 +16,7 @@ from runner.kernels.adjacency import Adjacency, Csr
 from runner.kernels.ops.backend import has_kernels
 from runner.kernels.ops.checks import check_features
 from runner.kernels.ops.registry import Gradients, define, launcher
+from runner.kernels.ops.spmm import by_edge, weighted_sum
 
 OPERATIONS = ("dot", "add", "sub", "mul")
 
@@ -42,7 +43,9 @@ def sddmm(adjacency: Adjacency, u: Tensor, v: Tensor, operation: str = "dot") ->
     if u.shape[1:] != v.shape[1:]:
         raise UserError(f"u has shape {list(u.shape)}, v {list(v.shape)}: all but the first dimension must be the same")
     if u.dim() < 2:
-        raise UserError(f"u has shape {list(u.shape)}: a row of features for each of the {adjacency.num_src} sources is needed")
+        raise UserError(
+            f"u has shape {list(u.shape)}: a row of features for each of the {adjacency.num_src} sources is needed"
+        )
     if not has_kernels(u.device):
         sides = reference.gather(adjacency, u, "u"), reference.gather(adjacency, v, "v")
         combined = reference.edge_apply(operation, *sides)
@@ -63,12 +66,6 @@ _GRAPHS = (
 )
 
 
-def _sum(x: Tensor, weight: Tensor | None, graph: Any) -> Tensor:
-    """A weighted sum over each row's edges, without gradient."""
-    plain = ("identity", 0.0, 0.0, 0)
-    return torch.ops.gearsail.spmm(x, weight, None, None, None, *plain, *graph, None, None, None, None)
-
-
 def _save_dot(ctx: Any, inputs: tuple[Any, ...], _: Tensor) -> None:
     ctx.save_for_backward(*inputs[:2], *inputs[3:])
 
@@ -76,8 +73,8 @@ def _save_dot(ctx: Any, inputs: tuple[Any, ...], _: Tensor) -> None:
 def _back_dot(ctx: Any, dout: Tensor) -> Gradients:
     u, v, *graphs = ctx.saved_tensors
     dout = dout.contiguous()
-    du = _sum(v, dout, graphs[4:]) if ctx.needs_input_grad[0] else None
-    return du, _sum(u, dout, graphs[:4]) if ctx.needs_input_grad[1] else None
+    du = weighted_sum(v, dout, graphs[4:]) if ctx.needs_input_grad[0] else None
+    return du, weighted_sum(u, dout, graphs[:4]) if ctx.needs_input_grad[1] else None
 
 
 _dot = define(
@@ -101,23 +98,15 @@ def _back_elementwise(ctx: Any, dout: Tensor) -> Gradients:
     graph, turned = graphs[:4], graphs[4:]
     du = dv = None
     if ctx.operation == "mul":
-        du = _sum(v, dout, turned) if ctx.needs_input_grad[0] else None
-        dv = _sum(u, dout, graph) if ctx.needs_input_grad[1] else None
+        du = weighted_sum(v, dout, turned) if ctx.needs_input_grad[0] else None
+        dv = weighted_sum(u, dout, graph) if ctx.needs_input_grad[1] else None
         return du, dv
     if ctx.needs_input_grad[0]:
-        du = _sum(dout, None, _by_edge(turned))
+        du = weighted_sum(dout, None, by_edge(turned))
     if ctx.needs_input_grad[1]:
-        dv = _sum(dout, None, _by_edge(graph))
+        dv = weighted_sum(dout, None, by_edge(graph))
         dv = -dv if ctx.operation == "sub" else dv
     return du, dv
-
-
-def _by_edge(graph: Any) -> tuple[Any, ...]:
-    """The graph whose sources are the edges themselves."""
-    indptr, indices, entry_ids, row_blocks = graph
-    if entry_ids is None:
-        entry_ids = torch.arange(indices.shape[0], dtype=indices.dtype, device=indices.device)
-    return indptr, entry_ids, None, row_blocks
 
 
 _elementwise = define(

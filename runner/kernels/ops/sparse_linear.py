@@ -63,5 +63,7 @@ def sparse_linear(features: SparseFeatures, weight: Tensor, bias: Tensor | None 
     """
     if weight.dim() != 2 or weight.shape[0] != features.pattern.num_src:
         shape = [features.pattern.num_dst, features.pattern.num_src]
-        raise UserError(f"weight has shape {list(weight.shape)}, the features {shape}: weight needs shape [{shape[1]}, …]")
+        raise UserError(
+            f"weight has shape {list(weight.shape)}, the features {shape}: weight needs shape [{shape[1]}, …]"
+        )
     return spmm(features.pattern, weight, features.values, bias=bias)

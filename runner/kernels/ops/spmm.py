@@ -5,6 +5,7 @@ Legend: N destinations, M sources, E edges, F features, H heads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -57,7 +58,9 @@ def spmm(
     Raises:
         UserError: where a shape, dtype, device or name doesn't fit; it names the argument and both shapes.
     """
-    epilogue = Epilogue(row_scale, bias, activation, _SLOPES.get(activation, 0.0) if slope is None else slope, dropout, seed)
+    epilogue = Epilogue(
+        row_scale, bias, activation, _SLOPES.get(activation, 0.0) if slope is None else slope, dropout, seed
+    )
     num_heads = _check(adjacency, x, weight, reduce, col_scale, epilogue)
     if not has_kernels(x.device):
         return reference.spmm(adjacency, x, _broadcast(weight, x), reduce, col_scale, epilogue)
@@ -70,7 +73,7 @@ def spmm(
     bias = None if bias is None else bias.reshape(-1).contiguous()
     needs_turned = torch.is_grad_enabled() and (x.requires_grad or (col_scale is not None and col_scale.requires_grad))
     turned: tuple[Tensor | None, ...] = adjacency.transposed.csr if needs_turned else (None,) * 4
-    told = (activation, epilogue.slope, dropout, seed)
+    told = (activation, epilogue.slope, dropout, seed, adjacency.reach)
     if reduce in ("sum", "mean"):
         y = _spmm(flat, *tensors, bias, *told, *adjacency.csr, *turned)
     else:
@@ -90,7 +93,9 @@ def _check(
         raise UserError(f"reduce is '{reduce}': {suggestion(reduce, REDUCERS)}")
     check_features("x", x, adjacency.num_src, adjacency)
     if x.dim() < 2:
-        raise UserError(f"x has shape {list(x.shape)}: a row of features for each of the {adjacency.num_src} sources is needed")
+        raise UserError(
+            f"x has shape {list(x.shape)}: a row of features for each of the {adjacency.num_src} sources is needed"
+        )
     epilogue.check()
     for name, given, wanted in (
         ("row_scale", epilogue.row_scale, (adjacency.num_dst,)),
@@ -103,15 +108,17 @@ def _check(
 
 
 def _broadcast(weight: Tensor | None, x: Tensor) -> Tensor | None:
-    """Bring one weight an edge into the form [E, 1, …] that broadcasts; others are in it."""
+    """Bring a weight into the form that broadcasts against messages [E, …]: [E], [E, H], or [E, …]."""
     if weight is None or weight.shape[1:] == x.shape[1:]:
         return weight
-    return weight.reshape(weight.shape[0], *([-1] if weight.shape[1:].numel() != 1 else []), *[1] * (x.dim() - 2 + (weight.shape[1:].numel() == 1)))
+    width = weight.shape[1:].numel()
+    return weight.reshape(-1) if width == 1 else weight.reshape(-1, width)
 
 
 # --- the ops: arguments are flat and checked -----------------------------------------------------------------------------
 
-_TOLD = "str activation, float slope, float dropout, int seed"
+_EPILOGUE = "str activation, float slope, float dropout, int seed"
+_TOLD = f"{_EPILOGUE}, int reach"
 _GRAPHS = (
     "Tensor indptr, Tensor indices, Tensor? entry_ids, Tensor row_blocks, "
     "Tensor? turned_indptr, Tensor? turned_indices, Tensor? turned_ids, Tensor? turned_blocks"
@@ -120,13 +127,13 @@ _OPERANDS = "Tensor x, Tensor? weight, Tensor? col_scale, Tensor? row_scale, Ten
 
 
 def _run_spmm(x: Tensor, weight: Any, col_scale: Any, row_scale: Any, bias: Any, *rest: Any) -> Tensor:
-    told, csr = rest[:4], Csr(*rest[4:8])
-    y, _ = launcher(x).spmm(csr, x, weight, col_scale, Epilogue(row_scale, bias, *told), "sum", False)
+    epilogue, reach, csr = Epilogue(row_scale, bias, *rest[:4]), rest[4], Csr(*rest[5:9])
+    y: Tensor = launcher(x).spmm(csr, x, weight, col_scale, epilogue, reach=reach)[0]
     return y
 
 
 def _fake_spmm(x: Tensor, _weight: Any, _col_scale: Any, _row_scale: Any, _bias: Any, *rest: Any) -> Tensor:
-    return x.new_empty(rest[4].shape[0] - 1, x.shape[1])
+    return x.new_empty(rest[5].shape[0] - 1, x.shape[1])
 
 
 def _save_spmm(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -141,41 +148,58 @@ def _save_spmm(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _is_curved(ctx: Any) -> bool:
-    activation, _, dropout, _ = ctx.told[-4:]
+    activation, _, dropout, _, _ = ctx.told[-5:]
     return activation != "identity" or dropout > 0
 
 
 def _through_epilogue(ctx: Any, y: Tensor | None, dy: Tensor) -> Tensor:
     """Gradient of what went into activation and dropout."""
     dy = dy.contiguous()
-    return dy if y is None else _epilogue_backward(dy, y, *ctx.told[-4:])
+    return dy if y is None else _epilogue_backward(dy, y, *ctx.told[-5:-1])
 
 
-def _plain(
-    x: Tensor, weight: Tensor | None, col_scale: Tensor | None, row_scale: Tensor | None, graph: tuple[Any, ...]
+def weighted_sum(
+    x: Tensor,
+    weight: Tensor | None,
+    graph: Sequence[Tensor | None],
+    *,
+    col_scale: Tensor | None = None,
+    row_scale: Tensor | None = None,
+    reach: int = 0,
 ) -> Tensor:
-    """A weighted sum without epilogue or gradient."""
-    return _spmm(x, weight, col_scale, row_scale, None, "identity", 0.0, 0.0, 0, *graph, None, None, None, None)
+    """Return a sum over each row's edges for a backward: flat and checked arguments, no epilogue, no gradient of its own."""
+    y: Tensor = _spmm(
+        x, weight, col_scale, row_scale, None, "identity", 0.0, 0.0, 0, reach, *graph, None, None, None, None
+    )
+    return y
+
+
+def by_edge(graph: Any) -> tuple[Any, ...]:
+    """Return the graph whose sources are the edges themselves: a sum over it adds up values per edge."""
+    indptr, indices, entry_ids, row_blocks = graph
+    if entry_ids is None:
+        entry_ids = torch.arange(indices.shape[0], dtype=indices.dtype, device=indices.device)
+    return indptr, entry_ids, None, row_blocks
 
 
 def _back_spmm(ctx: Any, dy: Tensor) -> Gradients:
     x, weight, col_scale, row_scale, y, _, *graphs = ctx.saved_tensors
-    graph, turned = graphs[:4], graphs[4:8]
+    graph, turned, reach = graphs[:4], graphs[4:8], ctx.told[-1]
     needs_x, needs_weight, needs_col, needs_row, needs_bias = ctx.needs_input_grad[:5]
     dz = _through_epilogue(ctx, y, dy)
     dx = dweight = dcol = drow = None
     if needs_col:
-        unscaled = _plain(dz, weight, row_scale, None, turned)
+        unscaled = weighted_sum(dz, weight, turned, col_scale=row_scale, reach=reach)
         dcol = (x * unscaled).sum(1)
         dx = unscaled * col_scale.unsqueeze(1) if needs_x else None
     elif needs_x:
-        dx = _plain(dz, weight, row_scale, col_scale, turned)
+        dx = weighted_sum(dz, weight, turned, col_scale=row_scale, row_scale=col_scale, reach=reach)
     if needs_weight:
         left = x if col_scale is None else x * col_scale.unsqueeze(1)
         right = dz if row_scale is None else dz * row_scale.unsqueeze(1)
         dweight = torch.ops.gearsail.sddmm_dot(left, right, weight.shape[1], *graph)
     if needs_row:
-        drow = (dz * _plain(x, weight, col_scale, None, graph)).sum(1)
+        drow = (dz * weighted_sum(x, weight, graph, col_scale=col_scale, reach=reach)).sum(1)
     return dx, dweight, dcol, drow, dz.sum(0) if needs_bias else None
 
 
@@ -185,14 +209,14 @@ _spmm = define(f"spmm({_OPERANDS}, {_TOLD}, {_GRAPHS}) -> Tensor", _run_spmm, _f
 def _run_extremum(
     x: Tensor, weight: Any, col_scale: Any, row_scale: Any, bias: Any, reduce: str, with_places: bool, *rest: Any
 ) -> tuple[Tensor, Tensor]:
-    told, csr = rest[:4], Csr(*rest[4:8])
-    y, places = launcher(x).spmm(csr, x, weight, col_scale, Epilogue(row_scale, bias, *told), reduce, with_places)
+    epilogue, reach, csr = Epilogue(row_scale, bias, *rest[:4]), rest[4], Csr(*rest[5:9])
+    y, places = launcher(x).spmm(csr, x, weight, col_scale, epilogue, reduce, with_places, reach)
     return y, csr.indices.new_empty(0) if places is None else places
 
 
 def _fake_extremum(x: Tensor, _w: Any, _c: Any, _r: Any, _b: Any, _reduce: str, with_places: bool, *rest: Any) -> Any:
-    y = x.new_empty(rest[4].shape[0] - 1, x.shape[1])
-    return y, rest[5].new_empty(y.shape if with_places else (0,))
+    y = x.new_empty(rest[5].shape[0] - 1, x.shape[1])
+    return y, rest[6].new_empty(y.shape if with_places else (0,))
 
 
 def _back_extremum(ctx: Any, dy: Tensor, _: Any) -> Gradients:
@@ -208,7 +232,7 @@ def _back_extremum(ctx: Any, dy: Tensor, _: Any) -> Gradients:
     if needs_weight:
         dweight = _extremum_grad_weight(dz, x, weight.shape[1], row_scale, col_scale, places, *graph)
     if needs_row:
-        told = ("identity", 0.0, 0.0, 0)
+        told = ("identity", 0.0, 0.0, 0, ctx.told[-1])
         reduced, _ = _extremum(x, weight, col_scale, None, None, ctx.told[0], False, *told, *graph, *[None] * 5)
         drow = (dz * reduced).sum(1)
     return dx if needs_x else None, dweight, dcol, drow, dz.sum(0) if needs_bias else None
@@ -223,7 +247,7 @@ _extremum = define(
 )
 
 _epilogue_backward = define(
-    f"epilogue_backward(Tensor dy, Tensor y, {_TOLD}) -> Tensor",
+    f"epilogue_backward(Tensor dy, Tensor y, {_EPILOGUE}) -> Tensor",
     lambda dy, y, *told: launcher(y).epilogue_backward(dy, y, Epilogue(None, None, *told)),
     lambda _dy, y, *_: torch.empty_like(y),
 )
