@@ -4,10 +4,14 @@
 // 2 dot: scale · <key[j, h], query[i, h]>. out[i] = sum of softmax(score) · dropout · value[j]. A destination keeps the largest score and
 // the sum of exponentials of each head (rescaled when a later tile has a larger one), which is all that the backward needs to recompute.
 //
+// Scores and weights lie in vectors with a lane a head, features in vectors of W lanes whatever their heads: a permutation spreads the
+// weights over the lanes of their heads. More heads than lanes are taken in groups, each an attention of its own.
+//
 // Legend: N rows, M columns, E edges, H heads, C channels a head, D = H · C. j → i.
 #include "heads.h"
 #include "lanes.h"
 #include "parallel.h"
+#include "epilogue.h"
 #include "random.h"
 #include "vectors.h"
 
@@ -25,7 +29,7 @@ struct Graph {
   const I* indices;
   const I* edge_ids;
   const int64_t* blocks;
-  int64_t num_blocks;
+  int64_t num_blocks, num_rows, num_columns, num_entries;
   int64_t edge(int64_t entry) const { return edge_ids ? int64_t(edge_ids[entry]) : entry; }
 };
 
@@ -38,119 +42,195 @@ struct Operands {
   A slope, scale;
   Dropout dropout;
   int64_t width() const { return num_heads * channels; }
-  A leaky(A x) const { return x > A(0) ? x : x * slope; }
 };
 
-// <vector, LeakyReLU(x + y)> over n channels.
+// A group of at most W heads: which, and how its features lie in vectors.
 template <int W>
-inline A leaky_dot(const S* vector, const S* x, const S* y, int64_t n, A slope) {
-  Lanes<A, W> sum = splat<A, W>(A(0));
-  int64_t at = 0;
-  for (; at + W <= n; at += W) {
-    const Lanes<A, W> z = load<W>(x + at) + load<W>(y + at);
-    sum += load<W>(vector + at) * (z > splat<A, W>(A(0)) ? z : z * slope);
-  }
-  A total = sum_of<A, W>(sum);
-  if constexpr (W > 1) {
-    if (at < n) total += leaky_dot<W / 2>(vector + at, x + at, y + at, n - at, slope);
-  }
-  return total;
-}
+struct Group {
+  typedef Lanes<A, W> Vector;
+  typedef Lanes<Signed<A>, W> Places;
+  int64_t first_head, num_heads, channels, column, width;  // column: of the group's first feature in a row
+  std::vector<int64_t> offset;                              // of each vector in the group's features, the last moved back
+  std::vector<Places> head;                                 // of each lane of each vector
+  std::vector<Places> taker;                                // for heads narrower than a vector: the lane that head h's sum is taken from
+  bool has_whole_vectors, has_whole_heads;                  // heads of k · W channels; vectors of k heads
 
-// Scores of edge j → i for every head.
-template <int W>
-inline void scores(const Operands& o, int64_t j, int64_t i, A* to) {
-  for (int64_t h = 0; h < o.num_heads; ++h) {
-    if constexpr (SCORE == kGat) {
-      to[h] = o.leaky(value(o.key + j * o.num_heads + h) + value(o.query + i * o.num_heads + h));
-    } else {
-      const int64_t at = h * o.channels;
-      if constexpr (SCORE == kGatV2)
-        to[h] = leaky_dot<W>(o.vector + at, o.value + j * o.width() + at, o.query + i * o.width() + at, o.channels, o.slope);
-      else
-        to[h] = o.scale * dot<W>(o.key + j * o.width() + at, o.query + i * o.width() + at, o.channels);
+  Group(int64_t first_head, int64_t num_heads, int64_t channels)
+      : first_head(first_head), num_heads(num_heads), channels(channels), column(first_head * channels), width(num_heads * channels),
+        has_whole_vectors(channels % W == 0), has_whole_heads(W % channels == 0) {
+    for (int64_t at = 0; at < width; at += W) {
+      offset.push_back(at + W <= width ? at : width - W);
+      Signed<A> heads[W], takers[W];
+      for (int lane = 0; lane < W; ++lane) {
+        heads[lane] = Signed<A>((offset.back() + lane) / channels);
+        const int64_t place = lane * channels - offset.back();
+        takers[lane] = Signed<A>(place >= 0 && place < W ? place : -1);
+      }
+      head.push_back(lanes_of(heads)), taker.push_back(lanes_of(takers));
     }
   }
+  int64_t num_vectors() const { return int64_t(offset.size()); }
+  static Places lanes_of(const Signed<A>* values) {
+    Places lanes;
+    memcpy(&lanes, values, sizeof lanes);
+    return lanes;
+  }
+
+  // Sums over each head's channels: lane h has head h's. ``product(offset)`` is the vector of terms there.
+  template <class Product>
+  inline Vector sums(Product product) const {
+    const auto add = [](Vector a, Vector b) { return a + b; };
+    Vector result = splat<A, W>(A(0));
+    if (has_whole_vectors) {
+      for (int64_t h = 0; h < num_heads; ++h) {
+        Vector sum = product(h * channels);
+        for (int64_t c = W; c < channels; c += W) sum += product(h * channels + c);
+        sum = fold<A, W>(sum, 1, W, add);
+        result = iota<A, W>() == Signed<A>(h) ? sum : result;
+      }
+    } else if (has_whole_heads) {
+      for (int64_t v = 0; v < num_vectors(); ++v) {
+        const Vector sum = fold<A, W>(product(offset[v]), 1, int(channels), add);
+        result = taker[v] >= 0 ? permute<A, W>(sum, taker[v]) : result;
+      }
+    } else {
+      A lanes[W] = {};
+      int64_t done = 0;
+      for (int64_t v = 0; v < num_vectors(); ++v) {  // lanes that the vector before had are left out
+        A terms[W];
+        store<W>(terms, product(offset[v]));
+        for (int64_t at = done; at < offset[v] + W; ++at) lanes[at / channels] += terms[at - offset[v]];
+        done = offset[v] + W;
+      }
+      result = load<W>(lanes);
+    }
+    return result;
+  }
+};
+
+// Calls f(group) for heads in groups of at most W, of W as wide as the narrowest group's features allow.
+template <int W, class F>
+void for_groups(int64_t num_heads, int64_t channels, F f) {
+  const int64_t num_groups = (num_heads + W - 1) / W;
+  if constexpr (W > 1) {
+    if (num_heads / num_groups * channels < W) return for_groups<W / 2>(num_heads, channels, f);
+  }
+  for (int64_t g = 0; g < num_groups; ++g) {
+    const int64_t first = g * num_heads / num_groups, end = (g + 1) * num_heads / num_groups;
+    f(Group<W>(first, end - first, channels));
+  }
 }
 
-// sum[D] += weights[k, h] · x[indices[k], h, :] over n edges, a few vectors at a time in registers.
-template <int W, int NV>
-inline void accumulate_pass(const S* x, int64_t width, const I* indices, int64_t n, const A* weights, int64_t pitch,
-                            const Vectors& vectors, const A* start, A* sum) {
+// sum[d] += term(k, offset, weight) over n edges, the weights of edge k spread over the lanes of their heads; NV vectors in registers.
+template <int W, int NV, class Term>
+inline void accumulate_pass(const Group<W>& g, int64_t first, int64_t n, Tile<A, W>& weights, const A* start, A* sum, Term term) {
   Lanes<A, W> held[NV];
 #pragma GCC unroll 8
-  for (int v = 0; v < NV; ++v) held[v] = load<W>(start + vectors.offset[v]);
+  for (int v = 0; v < NV; ++v) held[v] = load<W>(start + g.offset[first + v]);
   for (int64_t k = 0; k < n; ++k) {
-    const S* from = x + int64_t(indices[k]) * width;
+    const Lanes<A, W> weight = weights.get(k);
 #pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) held[v] += load<W>(from + vectors.offset[v]) * weights[k * pitch + vectors.head[v]];
+    for (int v = 0; v < NV; ++v) held[v] += term(k, g.offset[first + v], permute<A, W>(weight, g.head[first + v]));
   }
 #pragma GCC unroll 8
-  for (int v = 0; v < NV; ++v) store<W>(sum + vectors.offset[v], held[v]);
+  for (int v = 0; v < NV; ++v) store<W>(sum + g.offset[first + v], held[v]);
 }
-template <int W, int NV = kMaxVectors>
-void accumulate_vectors(const S* x, int64_t width, const I* indices, int64_t n, const A* weights, int64_t pitch,
-                        const Vectors& vectors, const A* start, A* sum) {
+template <int W, int NV, class Term>
+inline void accumulate_passes(const Group<W>& g, int64_t first, int64_t count, int64_t n, Tile<A, W>& weights, const A* start, A* sum,
+                              Term term) {
   if constexpr (NV > 1) {
-    if (vectors.count < NV) return accumulate_vectors<W, NV - 1>(x, width, indices, n, weights, pitch, vectors, start, sum);
+    if (count < NV) return accumulate_passes<W, NV - 1>(g, first, count, n, weights, start, sum, term);
   }
-  accumulate_pass<W, NV>(x, width, indices, n, weights, pitch, vectors, start, sum);
+  accumulate_pass<W, NV>(g, first, n, weights, start, sum, term);
 }
-template <int W>
-void accumulate(const Cut<W>& cut, const S* x, int64_t width, const I* indices, int64_t n, const A* weights, int64_t pitch, A* sum,
-                A* scratch) {
+template <int W, class Term>
+void accumulate(const Group<W>& g, int64_t n, Tile<A, W>& weights, A* sum, std::vector<A>& scratch, Term term) {
+  constexpr int64_t kMost = 4;
   const A* start = sum;
-  if (cut.channels % W && cut.num_vectors > cut.length) {  // a lane that two passes visit must begin at the same value in both
-    memcpy(scratch, sum, width * sizeof(A));
-    start = scratch;
+  if (g.width % W && g.num_vectors() > kMost) {  // a lane that two passes visit must begin at the same value in both
+    scratch.assign(sum, sum + g.width);
+    start = scratch.data();
   }
-  for (int64_t at = 0; at < cut.num_vectors; at += cut.length)
-    accumulate_vectors<W>(x, width, indices, n, weights, pitch, cut.vectors(at), start, sum);
+  for (int64_t first = 0; first < g.num_vectors(); first += kMost)
+    accumulate_passes<W, kMost>(g, first, g.num_vectors() - first, n, weights, start, sum, term);
 }
 
-// Multiplies the weights of edge ``edge`` by their dropout factors.
-inline void drop(const Operands& o, int64_t edge, A* weights) {
-  if (!o.dropout.is_on()) return;
-  const uint32_t key = o.dropout.row_key(edge);
-  for (int64_t h = 0; h < o.num_heads; ++h) weights[h] *= o.dropout.keeps(key, h) ? A(o.dropout.scale) : A(0);
+// The factor of dropout of an edge's heads.
+template <int W>
+inline Lanes<A, W> dropout_of(const Operands& o, const Group<W>& g, int64_t edge) {
+  return dropout_factor<A, W>(o.dropout, o.dropout.row_key(edge), g.first_head);
 }
 
 template <int W>
-void forward(const Graph& g, const Operands& o, S* out, A* high, A* total, int num_threads) {
-  const int64_t H = o.num_heads, D = o.width();
-  const Cut<W> cut(0, D, H);
-  for_blocks(g.num_blocks, num_threads, [&](int64_t block) {
-    HeadRows<A> tile(H);
-    std::vector<A> sum(D), scratch(D), best(H), mass(H);
-    for (int64_t i = g.blocks[block]; i < g.blocks[block + 1]; ++i) {
-      for (int64_t d = 0; d < D; ++d) sum[d] = 0;
-      for (int64_t h = 0; h < H; ++h) best[h] = -std::numeric_limits<A>::infinity(), mass[h] = 0;
-      for (int64_t first = g.indptr[i]; first < g.indptr[i + 1]; first += kTile) {
-        const int64_t count = g.indptr[i + 1] - first < kTile ? g.indptr[i + 1] - first : kTile;
-        tile.resize(count, -std::numeric_limits<A>::infinity());
-        for (int64_t k = 0; k < count; ++k) scores<W>(o, g.indices[first + k], i, tile.row(k));
-        tile.find_high();
-        for (int64_t h = 0; h < H; ++h) {
-          const A highest = tile.high[h] > best[h] || tile.high[h] != tile.high[h] ? tile.high[h] : best[h];
-          const A shrink = mass[h] > A(0) ? std::exp(best[h] - highest) : A(0);
-          if (first != g.indptr[i] && highest != best[h])
-            for (int64_t c = 0; c < o.channels; ++c) sum[h * o.channels + c] *= shrink;
-          mass[h] *= shrink;
-          tile.high[h] = best[h] = highest;
+inline Lanes<A, W> leaky(Lanes<A, W> z, A slope) {
+  return z > splat<A, W>(A(0)) ? z : z * slope;
+}
+
+// Scores of edge j → i, a lane a head.
+template <int W>
+inline Lanes<A, W> score(const Graph& forward, const Operands& o, const Group<W>& g, int64_t j, int64_t i) {
+  const int64_t D = o.width(), H = o.num_heads;
+  if constexpr (SCORE == kGat) {
+    return leaky<W>(load_heads<W>(o.key, j * H + g.first_head, g.num_heads, forward.num_columns * H) +
+                        load_heads<W>(o.query, i * H + g.first_head, g.num_heads, forward.num_rows * H),
+                    o.slope);
+  } else {
+    const S* query = o.query + i * D + g.column;
+    const S* there = (SCORE == kGatV2 ? o.value : o.key) + j * D + g.column;
+    const S* vector = o.vector + g.column;
+    return g.sums([&](int64_t at) {
+      if constexpr (SCORE == kGatV2) return leaky<W>(load<W>(there + at) + load<W>(query + at), o.slope) * load<W>(vector + at);
+      return load<W>(there + at) * load<W>(query + at) * o.scale;
+    });
+  }
+}
+
+template <int W>
+void forward_rows(const Graph& graph, const Operands& o, const Group<W>& g, int64_t begin_row, int64_t end_row, S* out, A* high,
+                  A* total) {
+  typedef Lanes<A, W> Vector;
+  const int64_t D = o.width();
+  const A lowest = -std::numeric_limits<A>::infinity();
+  Tile<A, W> tile(g.num_heads, kTile);
+  std::vector<A> sum(g.width), scratch;
+  const auto rescale = [&](Vector factor) {
+    A factors[W];
+    store<W>(factors, factor);
+    for (int64_t d = 0; d < g.width; ++d) sum[d] *= factors[d / g.channels];
+  };
+  for (int64_t i = begin_row; i < end_row; ++i) {
+    memset(sum.data(), 0, sum.size() * sizeof(A));
+    Vector best = splat<A, W>(lowest), mass = splat<A, W>(A(0));
+    for (int64_t first = graph.indptr[i]; first < graph.indptr[i + 1]; first += kTile) {
+      const int64_t count = graph.indptr[i + 1] - first < kTile ? graph.indptr[i + 1] - first : kTile;
+      const I* indices = graph.indices + first;
+      tile.resize(count);
+      for (int64_t k = 0; k < count; ++k) tile.put(k, score<W>(graph, o, g, indices[k], i));
+      tile.pad(count, lowest);
+      const Vector highest = Tile<A, W>::larger(best, tile.high());
+      if (first != graph.indptr[i]) {
+        const Vector shrink = exponential<W>(best - highest);
+        mass *= shrink;
+        rescale(shrink);
+      }
+      best = highest;
+      mass += tile.exponentiate(best);
+      if (o.dropout.is_on())
+        for (int64_t k = 0; k < count; ++k) {
+          const Vector later = tile.get(k + 1);  // a vector holds several narrow rows: the next one must not be dropped with this one
+          tile.put(k, tile.get(k) * dropout_of<W>(o, g, graph.edge(first + k)));
+          tile.put(k + 1, later);
         }
-        tile.spread(tile.high.data());
-        tile.exponentiate();
-        for (int64_t h = 0; h < H; ++h) mass[h] += tile.total[h];
-        for (int64_t k = 0; k < count; ++k) drop(o, g.edge(first + k), tile.row(k));
-        accumulate<W>(cut, o.value, D, g.indices + first, count, tile.buffer.data(), tile.pitch, sum.data(), scratch.data());
-      }
-      for (int64_t h = 0; h < H; ++h) {
-        const A inverse = mass[h] == A(0) ? A(0) : A(1) / mass[h];
-        for (int64_t c = h * o.channels; c < (h + 1) * o.channels; ++c) store<1>(out + i * D + c, sum[c] * inverse);
-        high[i * H + h] = mass[h] == A(0) ? A(0) : best[h], total[i * H + h] = mass[h];
-      }
+      accumulate<W>(g, count, tile, sum.data(), scratch, [&](int64_t k, int64_t at, Vector weight) {
+        return load<W>(o.value + int64_t(indices[k]) * D + g.column + at) * weight;
+      });
     }
-  });
+    const bool is_empty = graph.indptr[i] == graph.indptr[i + 1];
+    if (!is_empty) rescale(splat<A, W>(A(1)) / mass);
+    for_vectors<W>(g.width, [&](int64_t at) { store<W>(out + i * D + g.column + at, load<W>(sum.data() + at)); });
+    store_heads<W>(high + i * o.num_heads + g.first_head, is_empty ? mass : best, g.num_heads);
+    store_heads<W>(total + i * o.num_heads + g.first_head, mass, g.num_heads);
+  }
 }
 
 // What the backward reads beside the operands.
@@ -160,7 +240,7 @@ struct Saved {
   const A* high;
   const A* total;
   A* dot;     // [N, H]: <dout, out>
-  S* dscore;  // [E, H], by edge id: gradient of what GAT's LeakyReLU takes, of the score for the others
+  A* dscore;  // [E, H], by edge id: gradient of what GAT's LeakyReLU takes, of the score for the others
 };
 
 template <int W>
@@ -175,133 +255,142 @@ void dots(const Operands& o, const Saved& s, int64_t num_rows, int num_threads) 
   });
 }
 
-// to[c] += dscore · vector · LeakyReLU'(x + y), and sum[c] += dscore · LeakyReLU(x + y) where given, for n channels of GATv2.
+// The gradients that sources [begin_row, end_row) gather from their out-edges: of value, and of key (GAT, dot).
 template <int W>
-inline void leaky_grad(const S* vector, const S* x, const S* y, int64_t n, A slope, A dscore, A* to, A* sum) {
-  int64_t at = 0;
-  for (; at + W <= n; at += W) {
-    const Lanes<A, W> z = load<W>(x + at) + load<W>(y + at), one = splat<A, W>(A(1));
-    const Lanes<A, W> steepness = z > splat<A, W>(A(0)) ? one : one * slope;
-    store<W>(to + at, load<W>(to + at) + load<W>(vector + at) * steepness * dscore);
-    if (sum) store<W>(sum + at, load<W>(sum + at) + z * steepness * dscore);
-  }
-  if constexpr (W > 1) {
-    if (at < n) leaky_grad<W / 2>(vector + at, x + at, y + at, n - at, slope, dscore, to + at, sum ? sum + at : sum);
+void backward_rows(const Graph& turned, const Graph& forward, const Operands& o, const Group<W>& g, const Saved& s, int64_t begin_row,
+                   int64_t end_row, S* dvalue, S* dkey) {
+  typedef Lanes<A, W> Vector;
+  const int64_t H = o.num_heads, D = o.width(), num_stats = forward.num_rows * H;
+  Tile<A, W> weights(g.num_heads, kTile), grads(g.num_heads, kTile);
+  std::vector<A> sum(g.width), key_sum(SCORE == kDotProduct ? g.width : 0), scratch;
+  const auto stat = [&](const A* from, int64_t i) { return load_heads<W>(from, i * H + g.first_head, g.num_heads, num_stats); };
+  for (int64_t j = begin_row; j < end_row; ++j) {
+    const S* here = o.value + j * D + g.column;
+    memset(sum.data(), 0, sum.size() * sizeof(A));
+    if constexpr (SCORE == kDotProduct) memset(key_sum.data(), 0, key_sum.size() * sizeof(A));
+    Vector head_sum = splat<A, W>(A(0));
+    for (int64_t first = turned.indptr[j]; first < turned.indptr[j + 1]; first += kTile) {
+      const int64_t count = turned.indptr[j + 1] - first < kTile ? turned.indptr[j + 1] - first : kTile;
+      const I* indices = turned.indices + first;
+      weights.resize(count), grads.resize(count);
+      for (int64_t k = 0; k < count; ++k) weights.put(k, score<W>(forward, o, g, j, indices[k]) - stat(s.high, indices[k]));
+      weights.pad(count, A(0));
+      weights.exponentiate(splat<A, W>(A(0)));
+      Vector unnormalised = weights.get(0);
+      for (int64_t k = 0; k < count; ++k) {
+        const int64_t i = indices[k], edge = turned.edge(first + k);
+        const S* grad_out = s.dout + i * D + g.column;
+        const Vector share = unnormalised / stat(s.total, i);
+        unnormalised = weights.get(k + 1);  // before this row's vector is stored over it
+        Vector dshare = g.sums([&](int64_t at) { return load<W>(grad_out + at) * load<W>(here + at); }), weight = share;
+        if (o.dropout.is_on()) {
+          const Vector kept = dropout_of<W>(o, g, edge);
+          dshare *= kept, weight *= kept;
+        }
+        Vector dscore = share * (dshare - stat(s.dot, i));
+        if constexpr (SCORE == kGat) {
+          const Vector z = load_heads<W>(o.key, j * H + g.first_head, g.num_heads, forward.num_columns * H) +
+                           load_heads<W>(o.query, i * H + g.first_head, g.num_heads, forward.num_rows * H);
+          dscore = z > splat<A, W>(A(0)) ? dscore : dscore * o.slope;
+          head_sum += dscore;
+        }
+        store_heads<W>(s.dscore + edge * H + g.first_head, dscore, g.num_heads);
+        weights.put(k, weight);
+        weights.put(k + 1, unnormalised);
+        grads.put(k, SCORE == kDotProduct ? dscore * o.scale : dscore);
+      }
+      accumulate<W>(g, count, weights, sum.data(), scratch, [&](int64_t k, int64_t at, Vector weight) {
+        return load<W>(s.dout + int64_t(indices[k]) * D + g.column + at) * weight;
+      });
+      if constexpr (SCORE == kGatV2)
+        accumulate<W>(g, count, grads, sum.data(), scratch, [&](int64_t k, int64_t at, Vector grad) {
+          const Vector z = load<W>(here + at) + load<W>(o.query + int64_t(indices[k]) * D + g.column + at);
+          return load<W>(o.vector + g.column + at) * (z > splat<A, W>(A(0)) ? grad : grad * o.slope);
+        });
+      if constexpr (SCORE == kDotProduct)
+        accumulate<W>(g, count, grads, key_sum.data(), scratch, [&](int64_t k, int64_t at, Vector grad) {
+          return load<W>(o.query + int64_t(indices[k]) * D + g.column + at) * grad;
+        });
+    }
+    for_vectors<W>(g.width, [&](int64_t at) { store<W>(dvalue + j * D + g.column + at, load<W>(sum.data() + at)); });
+    if constexpr (SCORE == kGat) store_heads<W>(dkey + j * H + g.first_head, head_sum, g.num_heads);
+    if constexpr (SCORE == kDotProduct)
+      for_vectors<W>(g.width, [&](int64_t at) { store<W>(dkey + j * D + g.column + at, load<W>(key_sum.data() + at)); });
   }
 }
 
-// The gradients that a source gathers from its out-edges: of value, and of key (GAT, dot). Walks the transposed graph.
+// GATv2's gradients of query and vector for rows [begin_row, end_row), from dscore; the vector's is added to vector_sum [D].
 template <int W>
-void backward_sources(const Graph& turned, const Operands& o, const Saved& s, S* dvalue, S* dkey, int num_threads) {
-  const int64_t H = o.num_heads, C = o.channels, D = o.width();
-  const Cut<W> cut(0, D, H);
-  for_blocks(turned.num_blocks, num_threads, [&](int64_t block) {
-    HeadRows<A> weights(H), grads(H);
-    std::vector<A> sum(D), key_sum(SCORE == kGat ? H : D), scratch(D);
-    for (int64_t j = turned.blocks[block]; j < turned.blocks[block + 1]; ++j) {
-      for (A& entry : sum) entry = 0;
-      for (A& entry : key_sum) entry = 0;
-      for (int64_t first = turned.indptr[j]; first < turned.indptr[j + 1]; first += kTile) {
-        const int64_t count = turned.indptr[j + 1] - first < kTile ? turned.indptr[j + 1] - first : kTile;
-        weights.resize(count, -std::numeric_limits<A>::infinity());
-        grads.resize(count, A(0));
-        for (int64_t k = 0; k < count; ++k) {  // scores, less the destination's largest
-          const int64_t i = turned.indices[first + k];
-          scores<W>(o, j, i, weights.row(k));
-          for (int64_t h = 0; h < H; ++h) weights.row(k)[h] -= s.high[i * H + h];
-        }
-        for (A& entry : weights.high) entry = 0;
-        weights.exponentiate();
-        for (int64_t k = 0; k < count; ++k) {
-          const int64_t i = turned.indices[first + k], edge = turned.edge(first + k);
-          A* weight = weights.row(k);
-          A* grad = grads.row(k);
-          for (int64_t h = 0; h < H; ++h) {
-            weight[h] /= s.total[i * H + h];
-            grad[h] = dot<W>(s.dout + i * D + h * C, o.value + j * D + h * C, C);
-          }
-          drop(o, edge, grad);
-          for (int64_t h = 0; h < H; ++h) {
-            grad[h] = weight[h] * (grad[h] - s.dot[i * H + h]);
-            if constexpr (SCORE == kGat) {
-              if (!(value(o.key + j * H + h) + value(o.query + i * H + h) > A(0))) grad[h] *= o.slope;
-              key_sum[h] += grad[h];
-            }
-            store<1>(s.dscore + edge * H + h, grad[h]);
-            if constexpr (SCORE == kGatV2)
-              leaky_grad<W>(o.vector + h * C, o.value + j * D + h * C, o.query + i * D + h * C, C, o.slope, grad[h], &sum[h * C],
-                            static_cast<A*>(nullptr));
-            if constexpr (SCORE == kDotProduct) grad[h] *= o.scale;
-          }
-          drop(o, edge, weight);
-        }
-        const I* indices = turned.indices + first;
-        accumulate<W>(cut, s.dout, D, indices, count, weights.buffer.data(), weights.pitch, sum.data(), scratch.data());
-        if constexpr (SCORE == kDotProduct)
-          accumulate<W>(cut, o.query, D, indices, count, grads.buffer.data(), grads.pitch, key_sum.data(), scratch.data());
-      }
-      for (int64_t d = 0; d < D; ++d) store<1>(dvalue + j * D + d, sum[d]);
-      if constexpr (SCORE != kGatV2)
-        for (size_t d = 0; d < key_sum.size(); ++d) store<1>(dkey + j * int64_t(key_sum.size()) + int64_t(d), key_sum[d]);
+void destination_rows(const Graph& graph, const Operands& o, const Group<W>& g, const A* dscore, int64_t begin_row, int64_t end_row,
+                      S* dquery, A* vector_sum) {
+  typedef Lanes<A, W> Vector;
+  const int64_t H = o.num_heads, D = o.width();
+  Tile<A, W> grads(g.num_heads, kTile);
+  std::vector<A> sum(g.width), scratch;
+  for (int64_t i = begin_row; i < end_row; ++i) {
+    const S* here = o.query + i * D + g.column;
+    memset(sum.data(), 0, sum.size() * sizeof(A));
+    for (int64_t first = graph.indptr[i]; first < graph.indptr[i + 1]; first += kTile) {
+      const int64_t count = graph.indptr[i + 1] - first < kTile ? graph.indptr[i + 1] - first : kTile;
+      const I* indices = graph.indices + first;
+      for (int64_t k = 0; k < count; ++k)
+        grads.put(k, load_heads<W>(dscore, graph.edge(first + k) * H + g.first_head, g.num_heads, graph.num_entries * H));
+      const auto input = [&](int64_t k, int64_t at) { return load<W>(o.value + int64_t(indices[k]) * D + g.column + at) + load<W>(here + at); };
+      accumulate<W>(g, count, grads, sum.data(), scratch, [&](int64_t k, int64_t at, Vector grad) {
+        return load<W>(o.vector + g.column + at) * (input(k, at) > splat<A, W>(A(0)) ? grad : grad * o.slope);
+      });
+      accumulate<W>(g, count, grads, vector_sum + g.column, scratch, [&](int64_t k, int64_t at, Vector grad) {
+        return leaky<W>(input(k, at), o.slope) * grad;
+      });
     }
-  });
-}
-
-// GATv2's gradients of query and vector, from dscore; the vector's in num_parts partial sums of neighbouring rows, so that their order
-// doesn't depend on the threads.
-template <int W>
-void backward_destinations(const Graph& g, const Operands& o, const S* dscore, S* dquery, A* dvector_parts, int64_t num_parts,
-                           int num_threads) {
-  const int64_t H = o.num_heads, C = o.channels, D = o.width();
-  for_blocks(num_parts, num_threads, [&](int64_t part) {
-    std::vector<A> sum(D);
-    A* vector_sum = dvector_parts + part * D;
-    const int64_t first = g.blocks[part * g.num_blocks / num_parts], end = g.blocks[(part + 1) * g.num_blocks / num_parts];
-    for (int64_t i = first; i < end; ++i) {
-      for (A& entry : sum) entry = 0;
-      for (int64_t k = g.indptr[i]; k < g.indptr[i + 1]; ++k) {
-        const S* there = o.value + int64_t(g.indices[k]) * D;
-        for (int64_t h = 0; h < H; ++h)
-          leaky_grad<W>(o.vector + h * C, there + h * C, o.query + i * D + h * C, C, o.slope, value(dscore + g.edge(k) * H + h),
-                        &sum[h * C], vector_sum + h * C);
-      }
-      for (int64_t d = 0; d < D; ++d) store<1>(dquery + i * D + d, sum[d]);
-    }
-  });
+    for_vectors<W>(g.width, [&](int64_t at) { store<W>(dquery + i * D + g.column + at, load<W>(sum.data() + at)); });
+  }
 }
 
 }  // namespace
 
 extern "C" void attention(const int64_t* indptr, const I* indices, const I* edge_ids, const int64_t* blocks, int64_t num_blocks,
-                          const S* value, const S* key, const S* query, const S* vector, int64_t num_heads, int64_t channels,
-                          double slope, double scale, double dropout, int64_t seed, S* out, A* high, A* total, int num_threads) {
-  const Graph g{indptr, indices, edge_ids, blocks, num_blocks};
+                          int64_t num_rows, int64_t num_columns, int64_t num_entries, const S* value, const S* key, const S* query,
+                          const S* vector, int64_t num_heads, int64_t channels, double slope, double scale, double dropout,
+                          int64_t seed, S* out, A* high, A* total, int num_threads) {
+  const Graph graph{indptr, indices, edge_ids, blocks, num_blocks, num_rows, num_columns, num_entries};
   const Operands o{value, key, query, vector, num_heads, channels, A(slope), A(scale), Dropout(dropout, seed)};
-  with_width<kLanes<S>>(channels, [&](auto width) { forward<decltype(width)::value>(g, o, out, high, total, num_threads); });
-}
-
-extern "C" void attention_backward_sources(const int64_t* indptr, const I* indices, const I* edge_ids, const int64_t* blocks,
-                                           int64_t num_blocks, int64_t num_rows, const S* value, const S* key, const S* query,
-                                           const S* vector, int64_t num_heads, int64_t channels, double slope, double scale,
-                                           double dropout, int64_t seed, const S* out, const S* dout, const A* high, const A* total,
-                                           A* dot, S* dscore, S* dvalue, S* dkey, int num_threads) {
-  const Graph turned{indptr, indices, edge_ids, blocks, num_blocks};
-  const Operands o{value, key, query, vector, num_heads, channels, A(slope), A(scale), Dropout(dropout, seed)};
-  const Saved s{out, dout, high, total, dot, dscore};
-  with_width<kLanes<S>>(channels, [&](auto width) {
-    constexpr int W = decltype(width)::value;
-    dots<W>(o, s, num_rows, num_threads);
-    backward_sources<W>(turned, o, s, dvalue, dkey, num_threads);
+  for_groups<kLanes<S>>(num_heads, channels, [&](auto g) {
+    for_blocks(num_blocks, num_threads,
+               [&](int64_t block) { forward_rows(graph, o, g, blocks[block], blocks[block + 1], out, high, total); });
   });
 }
 
+// ``indptr`` to ``num_blocks`` are of the transposed graph; num_rows and num_columns of the graph.
+extern "C" void attention_backward_sources(const int64_t* indptr, const I* indices, const I* edge_ids, const int64_t* blocks,
+                                           int64_t num_blocks, int64_t num_rows, int64_t num_columns, int64_t num_entries,
+                                           const S* value, const S* key, const S* query, const S* vector, int64_t num_heads,
+                                           int64_t channels, double slope, double scale, double dropout, int64_t seed, const S* out,
+                                           const S* dout, const A* high, const A* total, A* dot, A* dscore, S* dvalue, S* dkey,
+                                           int num_threads) {
+  const Graph turned{indptr, indices, edge_ids, blocks, num_blocks, num_columns, num_rows, num_entries};
+  const Graph forward{nullptr, nullptr, nullptr, nullptr, 0, num_rows, num_columns, num_entries};
+  const Operands o{value, key, query, vector, num_heads, channels, A(slope), A(scale), Dropout(dropout, seed)};
+  const Saved s{out, dout, high, total, dot, dscore};
+  with_width<kLanes<S>>(channels, [&](auto width) { dots<decltype(width)::value>(o, s, num_rows, num_threads); });
+  for_groups<kLanes<S>>(num_heads, channels, [&](auto g) {
+    for_blocks(num_blocks, num_threads,
+               [&](int64_t block) { backward_rows(turned, forward, o, g, s, blocks[block], blocks[block + 1], dvalue, dkey); });
+  });
+}
+
+// The vector's gradient comes in num_parts partial sums of neighbouring rows, so that its order doesn't depend on the threads.
 extern "C" void attention_backward_destinations(const int64_t* indptr, const I* indices, const I* edge_ids, const int64_t* blocks,
-                                                int64_t num_blocks, const S* value, const S* query, const S* vector,
-                                                int64_t num_heads, int64_t channels, double slope, const S* dscore, S* dquery,
-                                                A* dvector_parts, int64_t num_parts, int num_threads) {
-  const Graph g{indptr, indices, edge_ids, blocks, num_blocks};
+                                                int64_t num_blocks, int64_t num_rows, int64_t num_columns, int64_t num_entries,
+                                                const S* value, const S* query, const S* vector, int64_t num_heads, int64_t channels,
+                                                double slope, const A* dscore, S* dquery, A* dvector_parts, int64_t num_parts,
+                                                int num_threads) {
+  const Graph graph{indptr, indices, edge_ids, blocks, num_blocks, num_rows, num_columns, num_entries};
   const Operands o{value, nullptr, query, vector, num_heads, channels, A(slope), A(1), Dropout(0, 0)};
-  with_width<kLanes<S>>(channels, [&](auto width) {
-    backward_destinations<decltype(width)::value>(g, o, dscore, dquery, dvector_parts, num_parts, num_threads);
+  for_groups<kLanes<S>>(num_heads, channels, [&](auto g) {
+    for_blocks(num_parts, num_threads, [&](int64_t part) {
+      destination_rows(graph, o, g, dscore, blocks[part * num_blocks / num_parts], blocks[(part + 1) * num_blocks / num_parts], dquery,
+                       dvector_parts + part * o.width());
+    });
   });
 }

@@ -1,101 +1,113 @@
-// Values per edge and head of one destination's edges, side by side: rows of H values padded so that whole vectors can walk them.
+// Values per head in vectors of W lanes, lane h for head h, and what attention and softmax do with them.
 //
-// With H below a vector's lanes a row is padded to the next power of two, and a vector holds several edges; with more, to whole vectors.
-// Either way lane l of the buffer belongs to head l % pitch, and maxima, exponentials and sums are taken on full vectors.
+// Lanes beyond the last head hold whatever lay behind; nothing that is kept depends on them.
 #pragma once
 #include <vector>
 
 #include "lanes.h"
 
-template <class A>
-struct HeadRows {
-  static constexpr int L = kVectorBytes / sizeof(A);
-  typedef Lanes<A, L> Vector;
-
-  int64_t num_heads, pitch, period;  // period: vectors after which the heads repeat
-  std::vector<A> buffer, high, total;
-
-  explicit HeadRows(int64_t num_heads) : num_heads(num_heads) {
-    pitch = 1;
-    while (pitch < num_heads && pitch < L) pitch *= 2;
-    if (num_heads > L) pitch = (num_heads + L - 1) / L * L;
-    period = pitch < L ? 1 : pitch / L;
-    high.resize(period * L), total.resize(period * L);
-  }
-
-  // Makes room for the values of n edges; those of the padding are ``pad``, up to a whole period of vectors.
-  void resize(int64_t n, A pad) {
-    const int64_t unit = period * L, size = (n * pitch + unit - 1) / unit * unit;
-    if (int64_t(buffer.size()) < size) buffer.resize(size);
-    if (pitch != num_heads)
-      for (int64_t k = 0; k < n; ++k)
-        for (int64_t h = num_heads; h < pitch; ++h) buffer[k * pitch + h] = pad;
-    for (int64_t k = n * pitch; k < size; ++k) buffer[k] = pad;
-    num_vectors = size / L;
-  }
-  A* row(int64_t k) { return buffer.data() + k * pitch; }
-
-  // high[h] = the largest value of head h, in every lane of h.
-  void find_high() {
-    for (int64_t part = 0; part < period; ++part) {
-      Vector best = load<L>(buffer.data() + part * L);
-      for (int64_t v = part + period; v < num_vectors; v += period) {
-        const Vector values = load<L>(buffer.data() + v * L);
-        best = (values > best) | (values != values) ? values : best;
-      }
-      store<L>(high.data() + part * L, best);
-    }
-    fold(high.data(), [](A a, A b) { return b > a || b != b ? b : a; });
-  }
-
-  // Replaces values by e^(value - high); total[h] = their sum by head.
-  void exponentiate() {
-    for (int64_t part = 0; part < period; ++part) {
-      const Vector shift = load<L>(high.data() + part * L);
-      Vector sum = splat<A, L>(A(0));
-      for (int64_t v = part; v < num_vectors; v += period) {
-        const Vector values = exponential<L>(load<L>(buffer.data() + v * L) - shift);
-        store<L>(buffer.data() + v * L, values);
-        sum += values;
-      }
-      store<L>(total.data() + part * L, sum);
-    }
-    fold(total.data(), [](A a, A b) { return a + b; });
-  }
-
-  // Replaces values by value · factor[h]; factor has a value for every lane of a period.
-  void scale(const A* factor) {
-    for (int64_t v = 0; v < num_vectors; ++v)
-      store<L>(buffer.data() + v * L, load<L>(buffer.data() + v * L) * load<L>(factor + v % period * L));
-  }
-
-  // Repeats values per head over the lanes of a period.
-  void spread(A* lanes) const {
-    for (int64_t at = num_heads; at < pitch; ++at) lanes[at] = A(0);
-    for (int64_t at = pitch; at < period * L; ++at) lanes[at] = lanes[at - pitch];
-  }
-
-  int64_t num_vectors = 0;
-
- private:
-  template <class Combine>
-  void fold(A* lanes, Combine combine) {  // several lanes of a vector belong to one head
-    for (int64_t h = 0; h < pitch && pitch < L; ++h) {
-      for (int64_t at = h + pitch; at < L; at += pitch) lanes[h] = combine(lanes[h], lanes[at]);
-      for (int64_t at = h + pitch; at < L; at += pitch) lanes[at] = lanes[h];
-    }
-  }
-};
-
-// Calls f with H as a std::integral_constant for the head counts that models have, so that copies of H values are unrolled; with 0 else.
-template <class F>
-inline void with_heads(int64_t num_heads, F f) {
-  switch (num_heads) {
-    case 1: return f(std::integral_constant<int, 1>{});
-    case 2: return f(std::integral_constant<int, 2>{});
-    case 4: return f(std::integral_constant<int, 4>{});
-    case 8: return f(std::integral_constant<int, 8>{});
-    case 16: return f(std::integral_constant<int, 16>{});
-    default: return f(std::integral_constant<int, 0>{});
+template <class A, int W>
+inline Lanes<A, W> permute(Lanes<A, W> from, Lanes<Signed<A>, W> place) {
+  if constexpr (W == 1) {
+    return from;
+  } else {
+#if defined(__clang__)
+    Lanes<A, W> to;
+    for (int lane = 0; lane < W; ++lane) to[lane] = from[place[lane]];
+    return to;
+#else
+    return __builtin_shuffle(from, place);
+#endif
   }
 }
+
+template <class A, int W>
+inline Lanes<Signed<A>, W> iota() {
+  Lanes<Signed<A>, W> lanes;
+  if constexpr (W == 1) {
+    lanes = 0;
+  } else {
+    for (int lane = 0; lane < W; ++lane) lanes[lane] = lane;
+  }
+  return lanes;
+}
+
+// Combines the lanes that differ only in the bits from ``first`` (included) to ``end``, powers of two; each of them gets the result.
+template <class A, int W, class Combine>
+inline Lanes<A, W> fold(Lanes<A, W> lanes, int first, int end, Combine combine) {
+  if constexpr (W > 1)
+    for (int bit = first; bit < end; bit *= 2) lanes = combine(lanes, permute<A, W>(lanes, iota<A, W>() ^ Signed<A>(bit)));
+  return lanes;
+}
+
+// Loads the values of ``num_heads`` heads at an offset of an array of ``size``: a whole vector where the array goes on that far.
+template <int W, class S>
+inline Lanes<Compute<S>, W> load_heads(const S* from, int64_t at, int64_t num_heads, int64_t size) {
+  if (at + W <= size) return load<W>(from + at);
+  Compute<S> lanes[W] = {};
+  for (int64_t h = 0; h < num_heads; ++h) lanes[h] = value(from + at + h);
+  return load<W>(lanes);
+}
+
+template <int W, class S>
+inline void store_heads(S* to, Lanes<Compute<S>, W> lanes, int64_t num_heads) {
+  if (num_heads == W) return store<W>(to, lanes);
+  if constexpr (W > 1) {
+    Compute<S> held[W];
+    store<W>(held, lanes);
+    if constexpr (W > 8) {
+      if (num_heads == 8) return store<8>(to, load<8>(held));
+    }
+    if constexpr (W > 4) {
+      if (num_heads == 4) return store<4>(to, load<4>(held));
+    }
+    for (int64_t h = 0; h < num_heads; ++h) store<1>(to + h, held[h]);
+  }
+}
+
+// The values of several edges and up to W heads, rows of ``pitch`` lanes (a power of two) side by side, so that whole vectors walk them.
+// Lane l of the buffer belongs to head l % pitch.
+template <class A, int W>
+struct Tile {
+  typedef Lanes<A, W> Vector;
+  int64_t pitch = 1, num_vectors = 0;
+  std::vector<A> buffer;
+
+  explicit Tile(int64_t num_heads, int64_t most_edges = 0) {
+    while (pitch < num_heads) pitch *= 2;
+    buffer.resize(most_edges * pitch + 2 * W);
+  }
+
+  // Makes room for n edges; rows are to be written in ascending order, a vector each.
+  void resize(int64_t n) {
+    num_vectors = (n * pitch + W - 1) / W;
+    if (int64_t(buffer.size()) < n * pitch + 2 * W) buffer.resize(n * pitch + 2 * W);
+  }
+  A* row(int64_t k) { return buffer.data() + k * pitch; }
+  void put(int64_t k, Vector values) { store<W>(row(k), values); }
+  Vector get(int64_t k) { return load<W>(row(k)); }
+  // Fills what lies behind n rows in their last vector.
+  void pad(int64_t n, A with) { store<W>(row(n), splat<A, W>(with)); }
+
+  // The largest value of each head, in every lane of the head.
+  Vector high() const {
+    Vector best = load<W>(buffer.data());
+    for (int64_t v = 1; v < num_vectors; ++v) best = larger(best, load<W>(buffer.data() + v * W));
+    return fold<A, W>(best, int(pitch), W, larger);
+  }
+  // Replaces values by e^(value - shift); returns their sum by head, in every lane of the head.
+  Vector exponentiate(Vector shift) {
+    Vector sum = splat<A, W>(A(0));
+    for (int64_t v = 0; v < num_vectors; ++v) {
+      const Vector values = exponential<W>(load<W>(buffer.data() + v * W) - shift);
+      store<W>(buffer.data() + v * W, values);
+      sum += values;
+    }
+    return fold<A, W>(sum, int(pitch), W, [](Vector a, Vector b) { return a + b; });
+  }
+  void scale(Vector factor) {
+    for (int64_t v = 0; v < num_vectors; ++v) store<W>(buffer.data() + v * W, load<W>(buffer.data() + v * W) * factor);
+  }
+
+  static Vector larger(Vector a, Vector b) { return (b > a) | (b != b) ? b : a; }  // a NaN is the largest
+};

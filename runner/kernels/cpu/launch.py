@@ -168,7 +168,8 @@ def attention(
     total = torch.empty_like(high)
     run = function("attention", "attention", value.dtype, csr.indices.dtype, ("SCORE", SCORES.index(scoring.score)))
     run(
-        *_graph(csr), _pointer(value), _pointer(key), _pointer(query), _pointer(vector), num_heads, channels,
+        *_graph(csr), num_rows, value.shape[0], csr.indices.numel(), _pointer(value), _pointer(key), _pointer(query),
+        _pointer(vector), num_heads, channels,
         *scoring[1:], _pointer(out), _pointer(high), _pointer(total), torch.get_num_threads(),
     )  # fmt: skip
     return out, high, total
@@ -180,20 +181,20 @@ def attention_backward_sources(
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Return (dscore [E, H], dvalue, dkey): what a source gathers from its out-edges, and the gradient of each edge's score.
 
-    ``dscore`` is that of GAT's sum before its LeakyReLU, of the whole score for gatv2 and dot. ``saved`` is what :func:`attention` gave.
+    ``dscore``, in the dtype of the sums, is that of GAT's sum before its LeakyReLU, of the whole score for gatv2 and dot. ``saved`` is what :func:`attention` gave.
     """
     value, key, query, vector = operands
     out, high, total = saved
     num_heads, channels = value.shape[1:]
     dvalue = _empty(*value.shape, like=value)
     dkey = None if key is None else _empty(*key.shape, like=key)
-    dscore = _empty(turned.indices.numel(), num_heads, like=value)
+    dscore = torch.empty(turned.indices.numel(), num_heads, dtype=high.dtype)
     dot = torch.empty_like(high)
     score = ("SCORE", SCORES.index(scoring.score))
     run = function("attention", "attention_backward_sources", value.dtype, turned.indices.dtype, score)
     run(
-        *_graph(turned), out.shape[0], _pointer(value), _pointer(key), _pointer(query), _pointer(vector), num_heads,
-        channels, *scoring[1:], _pointer(out), _pointer(dout), _pointer(high), _pointer(total), _pointer(dot),
+        *_graph(turned), out.shape[0], value.shape[0], turned.indices.numel(), _pointer(value), _pointer(key),
+        _pointer(query), _pointer(vector), num_heads, channels, *scoring[1:], _pointer(out), _pointer(dout), _pointer(high), _pointer(total), _pointer(dot),
         _pointer(dscore), _pointer(dvalue), _pointer(dkey), torch.get_num_threads(),
     )  # fmt: skip
     return dscore, dvalue, dkey
@@ -210,7 +211,8 @@ def attention_backward_destinations(
     score = ("SCORE", SCORES.index(scoring.score))
     run = function("attention", "attention_backward_destinations", value.dtype, csr.indices.dtype, score)
     run(
-        *_graph(csr), _pointer(value), _pointer(query), _pointer(vector), num_heads, channels, scoring.slope,
+        *_graph(csr), query.shape[0], value.shape[0], csr.indices.numel(), _pointer(value), _pointer(query),
+        _pointer(vector), num_heads, channels, scoring.slope,
         _pointer(dscore), _pointer(dquery), _pointer(parts), num_parts, torch.get_num_threads(),
     )  # fmt: skip
     return dquery, parts.sum(0).to(vector.dtype)
@@ -238,9 +240,9 @@ def _graph(csr: Csr) -> tuple[int, int, int | None, int, int]:
     )
 
 
-def _rows_only(csr: Csr) -> tuple[int, int | None, int, int]:
+def _rows_only(csr: Csr) -> tuple[int, int | None, int, int, int]:
     indptr, _, entry_ids, blocks, num_blocks = _graph(csr)
-    return indptr, entry_ids, blocks, num_blocks
+    return indptr, entry_ids, blocks, num_blocks, csr.indices.numel()
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

@@ -23,11 +23,11 @@ _SIGNATURES = {
     "epilogue_backward": "pp" + "nn" + "iddn" + "p" + "i",
     "extremum_grad_x": _GRAPH + "ppp" + "n" + "pn" + "pp" + "p" + "i",
     "extremum_grad_weight": _GRAPH + "pp" + "pn" + "nn" + "pp" + "p" + "i",
-    "edge_softmax": "ppp" + "n" + "pn" + "p" + "i",
-    "edge_softmax_backward": "ppp" + "n" + "pp" + "n" + "p" + "i",
-    "attention": _GRAPH + "pppp" + "nn" + "dddn" + "ppp" + "i",
-    "attention_backward_sources": _GRAPH + "n" + "pppp" + "nn" + "dddn" + "pppp" + "p" + "ppp" + "i",
-    "attention_backward_destinations": _GRAPH + "ppp" + "nn" + "d" + "p" + "pp" + "n" + "i",
+    "edge_softmax": "ppp" + "nn" + "pn" + "p" + "i",
+    "edge_softmax_backward": "ppp" + "nn" + "pp" + "n" + "p" + "i",
+    "attention": _GRAPH + "nnn" + "pppp" + "nn" + "dddn" + "ppp" + "i",
+    "attention_backward_sources": _GRAPH + "nnn" + "pppp" + "nn" + "dddn" + "pppp" + "p" + "ppp" + "i",
+    "attention_backward_destinations": _GRAPH + "nnn" + "ppp" + "nn" + "d" + "p" + "pp" + "n" + "i",
 }
 _TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "i": ctypes.c_int, "d": ctypes.c_double}
 

@@ -164,9 +164,9 @@ def _back(ctx: Any, dout: Tensor, _high: Any, _total: Any) -> Gradients:
     )
     dvector = None
     if scoring.score == "gat":
-        dquery = weighted_sum(dscore, None, by_edge(graph))
+        dquery = weighted_sum(dscore, None, by_edge(graph)).to(query.dtype)
     elif scoring.score == "dot":
-        dquery = weighted_sum(key.flatten(1), dscore * scoring.scale, graph).view_as(query)
+        dquery = weighted_sum(key.flatten(1), (dscore * scoring.scale).to(key.dtype), graph).view_as(query)
     else:
         dquery, dvector = _backward_destinations(value, query, vector, dscore, *scoring, *graph)
     return dvalue, dkey if key is not None else None, dquery, dvector
@@ -201,7 +201,8 @@ def _run_backward_sources(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
 def _fake_backward_sources(value: Tensor, key: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     indices = rest[-3]
     dkey = value.new_empty(0) if key is None else torch.empty_like(key)
-    return value.new_empty(indices.shape[0], value.shape[1]), torch.empty_like(value), dkey
+    dscore = value.new_empty(indices.shape[0], value.shape[1], dtype=sum_dtype(value.dtype))
+    return dscore, torch.empty_like(value), dkey
 
 
 _backward_sources = define(
