@@ -79,32 +79,43 @@ struct Group {
   // Sums over each head's channels: lane h has head h's. ``product(offset)`` is the vector of terms there.
   template <class Product>
   inline Vector sums(Product product) const {
-    const auto add = [](Vector a, Vector b) { return a + b; };
+    if (has_whole_vectors) return sums_of_whole_vectors(product);
+    if (has_whole_heads) {
+      if (channels == 8) return sums_of_whole_heads<8>(product);
+      if (channels == 4) return sums_of_whole_heads<4>(product);
+      if (channels == 2) return sums_of_whole_heads<2>(product);
+      return sums_of_whole_heads<1>(product);
+    }
+    return sums_of_any(product);
+  }
+  template <class Product>
+  inline Vector sums_of_whole_vectors(Product product) const {
     Vector result = splat<A, W>(A(0));
-    if (has_whole_vectors) {
-      for (int64_t h = 0; h < num_heads; ++h) {
-        Vector sum = product(h * channels);
-        for (int64_t c = W; c < channels; c += W) sum += product(h * channels + c);
-        sum = fold<A, W>(sum, 1, W, add);
-        result = iota<A, W>() == Signed<A>(h) ? sum : result;
-      }
-    } else if (has_whole_heads) {
-      for (int64_t v = 0; v < num_vectors(); ++v) {
-        const Vector sum = fold<A, W>(product(offset[v]), 1, int(channels), add);
-        result = taker[v] >= 0 ? permute<A, W>(sum, taker[v]) : result;
-      }
-    } else {
-      A lanes[W] = {};
-      int64_t done = 0;
-      for (int64_t v = 0; v < num_vectors(); ++v) {  // lanes that the vector before had are left out
-        A terms[W];
-        store<W>(terms, product(offset[v]));
-        for (int64_t at = done; at < offset[v] + W; ++at) lanes[at / channels] += terms[at - offset[v]];
-        done = offset[v] + W;
-      }
-      result = load<W>(lanes);
+    for (int64_t h = 0; h < num_heads; ++h) {
+      Vector sum = product(h * channels);
+      for (int64_t c = W; c < channels; c += W) sum += product(h * channels + c);
+      result = iota<A, W>() == Signed<A>(h) ? sum_groups<A, W, W>(sum) : result;
     }
     return result;
+  }
+  template <int C, class Product>
+  inline Vector sums_of_whole_heads(Product product) const {
+    Vector result = splat<A, W>(A(0));
+    for (int64_t v = 0; v < num_vectors(); ++v)
+      result = taker[v] >= 0 ? permute<A, W>(sum_groups<A, W, C>(product(offset[v])), taker[v]) : result;
+    return result;
+  }
+  template <class Product>
+  Vector sums_of_any(Product product) const {
+    A lanes[W] = {};
+    int64_t done = 0;
+    for (int64_t v = 0; v < num_vectors(); ++v) {  // lanes that the vector before had are left out
+      A terms[W];
+      store<W>(terms, product(offset[v]));
+      for (int64_t at = done; at < offset[v] + W; ++at) lanes[at / channels] += terms[at - offset[v]];
+      done = offset[v] + W;
+    }
+    return load<W>(lanes);
   }
 };
 
@@ -185,13 +196,19 @@ inline Lanes<A, W> score(const Graph& forward, const Operands& o, const Group<W>
   }
 }
 
+// Fetches a row's features while scores are computed, for the sums that follow.
+template <int W>
+inline void prefetch(const S* row, const Group<W>& g) {
+  for (int64_t at = 0; at < g.width; at += 64 / int(sizeof(S))) __builtin_prefetch(row + g.column + at);
+}
+
 template <int W>
 void forward_rows(const Graph& graph, const Operands& o, const Group<W>& g, int64_t begin_row, int64_t end_row, S* out, A* high,
                   A* total) {
   typedef Lanes<A, W> Vector;
   const int64_t D = o.width();
   const A lowest = -std::numeric_limits<A>::infinity();
-  Tile<A, W> tile(g.num_heads, kTile);
+  Tile<A, W> tile(g.num_heads, kTile), kept(g.num_heads, kTile);  // apart: rows share vectors, and a store would hold up the next load
   std::vector<A> sum(g.width), scratch;
   const auto rescale = [&](Vector factor) {
     A factors[W];
@@ -205,7 +222,10 @@ void forward_rows(const Graph& graph, const Operands& o, const Group<W>& g, int6
       const int64_t count = graph.indptr[i + 1] - first < kTile ? graph.indptr[i + 1] - first : kTile;
       const I* indices = graph.indices + first;
       tile.resize(count);
-      for (int64_t k = 0; k < count; ++k) tile.put(k, score<W>(graph, o, g, indices[k], i));
+      for (int64_t k = 0; k < count; ++k) {
+        if (SCORE != kGatV2) prefetch<W>(o.value + int64_t(indices[k]) * D, g);
+        tile.put(k, score<W>(graph, o, g, indices[k], i));
+      }
       tile.pad(count, lowest);
       const Vector highest = Tile<A, W>::larger(best, tile.high());
       if (first != graph.indptr[i]) {
@@ -216,12 +236,8 @@ void forward_rows(const Graph& graph, const Operands& o, const Group<W>& g, int6
       best = highest;
       mass += tile.exponentiate(best);
       if (o.dropout.is_on())
-        for (int64_t k = 0; k < count; ++k) {
-          const Vector later = tile.get(k + 1);  // a vector holds several narrow rows: the next one must not be dropped with this one
-          tile.put(k, tile.get(k) * dropout_of<W>(o, g, graph.edge(first + k)));
-          tile.put(k + 1, later);
-        }
-      accumulate<W>(g, count, tile, sum.data(), scratch, [&](int64_t k, int64_t at, Vector weight) {
+        for (int64_t k = 0; k < count; ++k) kept.put(k, tile.get(k) * dropout_of<W>(o, g, graph.edge(first + k)));
+      accumulate<W>(g, count, o.dropout.is_on() ? kept : tile, sum.data(), scratch, [&](int64_t k, int64_t at, Vector weight) {
         return load<W>(o.value + int64_t(indices[k]) * D + g.column + at) * weight;
       });
     }
@@ -233,24 +249,28 @@ void forward_rows(const Graph& graph, const Operands& o, const Group<W>& g, int6
   }
 }
 
-// What the backward reads beside the operands.
+// What the backward reads beside the operands. ``stats`` [N, 4, H] has what it reads of a destination side by side: GAT's query, the largest
+// score, 1 / sum of exponentials, <dout, out>.
 struct Saved {
-  const S* out;
   const S* dout;
-  const A* high;
-  const A* total;
-  A* dot;     // [N, H]: <dout, out>
+  A* stats;
   A* dscore;  // [E, H], by edge id: gradient of what GAT's LeakyReLU takes, of the score for the others
 };
+enum { kQuery, kHigh, kInverse, kDot, kNumStats };
 
 template <int W>
-void dots(const Operands& o, const Saved& s, int64_t num_rows, int num_threads) {
+void fill_stats(const Operands& o, const Saved& s, const S* out, const A* high, const A* total, int64_t num_rows, int num_threads) {
   constexpr int64_t kRows = 512;
+  const int64_t H = o.num_heads;
   for_blocks((num_rows + kRows - 1) / kRows, num_threads, [&](int64_t block) {
     for (int64_t i = block * kRows; i < (block + 1) * kRows && i < num_rows; ++i)
-      for (int64_t h = 0; h < o.num_heads; ++h) {
+      for (int64_t h = 0; h < H; ++h) {
         const int64_t at = i * o.width() + h * o.channels;
-        s.dot[i * o.num_heads + h] = dot<W>(s.dout + at, s.out + at, o.channels);
+        A* stats = s.stats + i * kNumStats * H + h;
+        stats[kQuery * H] = SCORE == kGat ? value(o.query + i * H + h) : A(0);
+        stats[kHigh * H] = high[i * H + h];
+        stats[kInverse * H] = A(1) / total[i * H + h];
+        stats[kDot * H] = dot<W>(s.dout + at, out + at, o.channels);
       }
   });
 }
@@ -260,43 +280,45 @@ template <int W>
 void backward_rows(const Graph& turned, const Graph& forward, const Operands& o, const Group<W>& g, const Saved& s, int64_t begin_row,
                    int64_t end_row, S* dvalue, S* dkey) {
   typedef Lanes<A, W> Vector;
-  const int64_t H = o.num_heads, D = o.width(), num_stats = forward.num_rows * H;
-  Tile<A, W> weights(g.num_heads, kTile), grads(g.num_heads, kTile);
+  const int64_t H = o.num_heads, D = o.width(), num_stats = forward.num_rows * kNumStats * H;
+  Tile<A, W> exponentials(g.num_heads, kTile), weights(g.num_heads, kTile), grads(g.num_heads, kTile);
   std::vector<A> sum(g.width), key_sum(SCORE == kDotProduct ? g.width : 0), scratch;
-  const auto stat = [&](const A* from, int64_t i) { return load_heads<W>(from, i * H + g.first_head, g.num_heads, num_stats); };
+  const auto stat = [&](int64_t i, int which) {
+    return load_heads<W>(s.stats, (i * kNumStats + which) * H + g.first_head, g.num_heads, num_stats);
+  };
   for (int64_t j = begin_row; j < end_row; ++j) {
     const S* here = o.value + j * D + g.column;
     memset(sum.data(), 0, sum.size() * sizeof(A));
     if constexpr (SCORE == kDotProduct) memset(key_sum.data(), 0, key_sum.size() * sizeof(A));
-    Vector head_sum = splat<A, W>(A(0));
+    Vector head_sum = splat<A, W>(A(0)), key = head_sum;
+    if constexpr (SCORE == kGat) key = load_heads<W>(o.key, j * H + g.first_head, g.num_heads, forward.num_columns * H);
     for (int64_t first = turned.indptr[j]; first < turned.indptr[j + 1]; first += kTile) {
       const int64_t count = turned.indptr[j + 1] - first < kTile ? turned.indptr[j + 1] - first : kTile;
       const I* indices = turned.indices + first;
-      weights.resize(count), grads.resize(count);
-      for (int64_t k = 0; k < count; ++k) weights.put(k, score<W>(forward, o, g, j, indices[k]) - stat(s.high, indices[k]));
-      weights.pad(count, A(0));
-      weights.exponentiate(splat<A, W>(A(0)));
-      Vector unnormalised = weights.get(0);
+      exponentials.resize(count);
+      for (int64_t k = 0; k < count; ++k) {
+        prefetch<W>(s.dout + int64_t(indices[k]) * D, g);
+        const Vector scores = SCORE == kGat ? leaky<W>(key + stat(indices[k], kQuery), o.slope) : score<W>(forward, o, g, j, indices[k]);
+        exponentials.put(k, scores - stat(indices[k], kHigh));
+      }
+      exponentials.pad(count, A(0));
+      exponentials.exponentiate(splat<A, W>(A(0)));
       for (int64_t k = 0; k < count; ++k) {
         const int64_t i = indices[k], edge = turned.edge(first + k);
         const S* grad_out = s.dout + i * D + g.column;
-        const Vector share = unnormalised / stat(s.total, i);
-        unnormalised = weights.get(k + 1);  // before this row's vector is stored over it
+        const Vector share = exponentials.get(k) * stat(i, kInverse);
         Vector dshare = g.sums([&](int64_t at) { return load<W>(grad_out + at) * load<W>(here + at); }), weight = share;
         if (o.dropout.is_on()) {
           const Vector kept = dropout_of<W>(o, g, edge);
           dshare *= kept, weight *= kept;
         }
-        Vector dscore = share * (dshare - stat(s.dot, i));
+        Vector dscore = share * (dshare - stat(i, kDot));
         if constexpr (SCORE == kGat) {
-          const Vector z = load_heads<W>(o.key, j * H + g.first_head, g.num_heads, forward.num_columns * H) +
-                           load_heads<W>(o.query, i * H + g.first_head, g.num_heads, forward.num_rows * H);
-          dscore = z > splat<A, W>(A(0)) ? dscore : dscore * o.slope;
+          dscore = key + stat(i, kQuery) > splat<A, W>(A(0)) ? dscore : dscore * o.slope;
           head_sum += dscore;
         }
         store_heads<W>(s.dscore + edge * H + g.first_head, dscore, g.num_heads);
         weights.put(k, weight);
-        weights.put(k + 1, unnormalised);
         grads.put(k, SCORE == kDotProduct ? dscore * o.scale : dscore);
       }
       accumulate<W>(g, count, weights, sum.data(), scratch, [&](int64_t k, int64_t at, Vector weight) {
@@ -366,13 +388,13 @@ extern "C" void attention_backward_sources(const int64_t* indptr, const I* indic
                                            int64_t num_blocks, int64_t num_rows, int64_t num_columns, int64_t num_entries,
                                            const S* value, const S* key, const S* query, const S* vector, int64_t num_heads,
                                            int64_t channels, double slope, double scale, double dropout, int64_t seed, const S* out,
-                                           const S* dout, const A* high, const A* total, A* dot, A* dscore, S* dvalue, S* dkey,
+                                           const S* dout, const A* high, const A* total, A* stats, A* dscore, S* dvalue, S* dkey,
                                            int num_threads) {
   const Graph turned{indptr, indices, edge_ids, blocks, num_blocks, num_columns, num_rows, num_entries};
   const Graph forward{nullptr, nullptr, nullptr, nullptr, 0, num_rows, num_columns, num_entries};
   const Operands o{value, key, query, vector, num_heads, channels, A(slope), A(scale), Dropout(dropout, seed)};
-  const Saved s{out, dout, high, total, dot, dscore};
-  with_width<kLanes<S>>(channels, [&](auto width) { dots<decltype(width)::value>(o, s, num_rows, num_threads); });
+  const Saved s{dout, stats, dscore};
+  with_width<kLanes<S>>(channels, [&](auto width) { fill_stats<decltype(width)::value>(o, s, out, high, total, num_rows, num_threads); });
   for_groups<kLanes<S>>(num_heads, channels, [&](auto g) {
     for_blocks(num_blocks, num_threads,
                [&](int64_t block) { backward_rows(turned, forward, o, g, s, blocks[block], blocks[block + 1], dvalue, dkey); });

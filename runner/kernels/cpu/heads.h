@@ -21,14 +21,12 @@ inline Lanes<A, W> permute(Lanes<A, W> from, Lanes<Signed<A>, W> place) {
   }
 }
 
+// 0, 1, 2, …
 template <class A, int W>
 inline Lanes<Signed<A>, W> iota() {
+  alignas(64) static const Signed<A> kNumbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   Lanes<Signed<A>, W> lanes;
-  if constexpr (W == 1) {
-    lanes = 0;
-  } else {
-    for (int lane = 0; lane < W; ++lane) lanes[lane] = lane;
-  }
+  memcpy(&lanes, kNumbers, sizeof lanes);
   return lanes;
 }
 
@@ -37,6 +35,15 @@ template <class A, int W, class Combine>
 inline Lanes<A, W> fold(Lanes<A, W> lanes, int first, int end, Combine combine) {
   if constexpr (W > 1)
     for (int bit = first; bit < end; bit *= 2) lanes = combine(lanes, permute<A, W>(lanes, iota<A, W>() ^ Signed<A>(bit)));
+  return lanes;
+}
+// Sums groups of G neighbouring lanes; each lane gets its group's.
+template <class A, int W, int G>
+inline Lanes<A, W> sum_groups(Lanes<A, W> lanes) {
+  if constexpr (G > 1 && W > 1) {
+    lanes += permute<A, W>(lanes, iota<A, W>() ^ Signed<A>(G / 2));
+    return sum_groups<A, W, G / 2>(lanes);
+  }
   return lanes;
 }
 

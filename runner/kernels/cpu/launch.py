@@ -68,7 +68,7 @@ def _room_to_pack(csr: Csr, x: Tensor, reach: int) -> Tensor | None:
     row_bytes, cache_bytes = num_features * x.element_size(), last_cache_bytes()
     if (
         num_features < 2 * _SLICE
-        or reach * row_bytes <= cache_bytes // 2
+        or reach * row_bytes <= cache_bytes * 3 // 8
         or csr.indices.numel() < _MIN_REUSE * num_rows
     ):
         return None
@@ -189,12 +189,12 @@ def attention_backward_sources(
     dvalue = _empty(*value.shape, like=value)
     dkey = None if key is None else _empty(*key.shape, like=key)
     dscore = torch.empty(turned.indices.numel(), num_heads, dtype=high.dtype)
-    dot = torch.empty_like(high)
+    stats = torch.empty(out.shape[0], 4, num_heads, dtype=high.dtype)
     score = ("SCORE", SCORES.index(scoring.score))
     run = function("attention", "attention_backward_sources", value.dtype, turned.indices.dtype, score)
     run(
         *_graph(turned), out.shape[0], value.shape[0], turned.indices.numel(), _pointer(value), _pointer(key),
-        _pointer(query), _pointer(vector), num_heads, channels, *scoring[1:], _pointer(out), _pointer(dout), _pointer(high), _pointer(total), _pointer(dot),
+        _pointer(query), _pointer(vector), num_heads, channels, *scoring[1:], _pointer(out), _pointer(dout), _pointer(high), _pointer(total), _pointer(stats),
         _pointer(dscore), _pointer(dvalue), _pointer(dkey), torch.get_num_threads(),
     )  # fmt: skip
     return dscore, dvalue, dkey
