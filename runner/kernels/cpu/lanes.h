@@ -6,6 +6,9 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64;
@@ -112,6 +115,20 @@ inline A sum_of(Lanes<A, W> lanes) {
     memcpy(&high, reinterpret_cast<const char*>(&lanes) + sizeof low, sizeof high);
     return sum_of<A, W / 2>(low + high);
   }
+}
+
+// a > b ? a : b, lane by lane: b where either is NaN. Compilers don't make the one instruction of it that it is on x86.
+template <class A, int W>
+inline Lanes<A, W> maximum(Lanes<A, W> a, Lanes<A, W> b) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same<A, float>::value && W == 16) return (Lanes<A, W>)_mm512_max_ps((__m512)a, (__m512)b);
+  if constexpr (std::is_same<A, double>::value && W == 8) return (Lanes<A, W>)_mm512_max_pd((__m512d)a, (__m512d)b);
+#endif
+#if defined(__AVX__)
+  if constexpr (std::is_same<A, float>::value && W == 8) return (Lanes<A, W>)_mm256_max_ps((__m256)a, (__m256)b);
+  if constexpr (std::is_same<A, double>::value && W == 4) return (Lanes<A, W>)_mm256_max_pd((__m256d)a, (__m256d)b);
+#endif
+  return a > b ? a : b;
 }
 
 // Calls f with the widest power of two of lanes that n elements fill, as a std::integral_constant.

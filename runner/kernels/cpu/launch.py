@@ -27,6 +27,7 @@ _MADV_HUGEPAGE = 14
 _SLICE = 32
 _MIN_REUSE = 4
 _MAX_LANES = 16
+_MAX_HEADS = 4  # of a weight per head: so many lanes the narrowest vectors have, at 64 bits and without AVX
 _MAX_PARTS = 64  # partial sums of a gradient that every row adds to
 
 
@@ -52,10 +53,18 @@ def spmm(
     num_heads = 1 if weight is None else weight.shape[1]
     weighting = _weighting(weight, col_scale, num_heads, num_features)
     x = _rows(x)
-    packed = _room_to_pack(csr, x, reach) if weighting < 2 else None
-    run = function("spmm", "spmm", x.dtype, csr.indices.dtype, ("REDUCE", _REDUCE[reduce]), ("WEIGHTING", weighting))
+    packed = _room_to_pack(csr, x, reach) if weighting < 2 or (weighting == 2 and num_heads <= _MAX_HEADS) else None
+    run = function(
+        "spmm",
+        "spmm",
+        x.dtype,
+        csr.indices.dtype,
+        ("REDUCE", _REDUCE[reduce]),
+        ("WEIGHTING", weighting),
+        ("PLACES", int(with_places)),
+    )
     run(
-        *_graph(csr), _pointer(x), x.shape[0], x.stride(0), num_features, _pointer(weight), num_heads,
+        *_graph(csr), csr.indices.numel(), _pointer(x), x.shape[0], x.stride(0), num_features, _pointer(weight), num_heads,
         _pointer(epilogue.row_scale), _pointer(col_scale), _pointer(epilogue.bias), *_activation(epilogue),
         _pointer(y), _pointer(places), _pointer(packed), _SLICE, torch.get_num_threads(),
     )  # fmt: skip

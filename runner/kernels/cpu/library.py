@@ -18,7 +18,7 @@ _INDEX = {torch.int32: "int32_t", torch.int64: "int64_t"}
 # p pointer, n 64-bit count, i int, d double; the last argument of every function is the number of threads
 _GRAPH = "pppp" + "n"
 _SIGNATURES = {
-    "spmm": _GRAPH + "pnnn" + "pn" + "ppp" + "iddn" + "pp" + "pn" + "i",
+    "spmm": _GRAPH + "n" + "pnnn" + "pn" + "ppp" + "iddn" + "pp" + "pn" + "i",
     "sddmm": _GRAPH + "pnpn" + "nn" + "p" + "i",
     "epilogue_backward": "pp" + "nn" + "iddn" + "p" + "i",
     "extremum_grad_x": _GRAPH + "ppp" + "n" + "pn" + "pp" + "p" + "i",

@@ -1,11 +1,14 @@
 // Y = epilogue(row_scale · reduce over a destination's edges of weight · col_scale[source] · X[source]), a row at a time.
 //
-// A row of Y stays in registers while its edges are walked.
+// A row of Y stays in registers while its edges are walked. A weight per head is spread over the lanes of its head by a permutation.
+//
 // Built for one STORAGE (float, double, bf16), INDEX (int32_t, int64_t), REDUCE (0 sum, 1 max, 2 min) and WEIGHTING (0 none, 1 a factor an
-// edge, 2 a weight per edge and head, 3 a weight per edge and feature), each a library of its own: what isn't used isn't compiled.
+// edge, 2 a weight per edge and head, 3 a weight per edge and feature) and PLACES (1: max and min say which entry they took), each a library
+// of its own: what isn't used isn't compiled.
 //
 // Legend: N rows, M columns, E edges, F features, H heads, C = F / H channels a head.
 #include "epilogue.h"
+#include "heads.h"
 #include "lanes.h"
 #include "parallel.h"
 #include "vectors.h"
@@ -22,9 +25,9 @@ constexpr int64_t kCoreCacheBytes = 1 << 19;
 
 enum { kNone, kPerEdge, kPerHead, kPerChannel };
 
-// Narrow vectors are for rows (or heads) of fewer features than a full vector has lanes: two of them are enough, but for many heads.
+// Narrow vectors are for rows of fewer features than a full vector has lanes: two of them are enough.
 template <int W>
-constexpr int kMaxLength = W == kLanes<S> || WEIGHTING == kPerHead ? kMaxVectors : 2;
+constexpr int kMaxLength = W == kLanes<S> ? kMaxVectors : 2;
 
 struct Problem {
   const int64_t* indptr;
@@ -40,60 +43,127 @@ struct Problem {
   int64_t num_heads;
   const S* col_scale;  // [M] or null
   S* y;
-  I* arg;  // [N, F], max and min: the entry that was taken, -1 for none; or null
+  I* places;  // [N, F], with PLACES: the entry that was taken, -1 for none
   Epilogue<S> epilogue;
-  bool is_far;  // whether X is too large for a core's own cache
+  int64_t num_weights;  // E · H
+  bool is_far;          // whether X is too large for a core's own cache
 };
 
-inline void prepare_factors(const Problem& p, int64_t begin, int64_t count, A* factor) {
+// Heads [first, first + count), at most W: where the weights of a pass lie, and whose each lane of each of its vectors is.
+template <int W>
+struct Heads {
+  int64_t first, count;
+  Lanes<Signed<A>, W> of_lane[kMaxVectors];
+
+  void assign(const Vectors& vectors, int64_t channels) {
+    for (int v = 0; v < vectors.count; ++v) {
+      Signed<A> lanes[W];
+      for (int lane = 0; lane < W; ++lane) lanes[lane] = Signed<A>((vectors.offset[v] + lane) / channels - first);
+      memcpy(&of_lane[v], lanes, sizeof lanes);
+    }
+  }
+};
+
+template <int W>
+struct Pass {
+  Vectors vectors;
+  Heads<W> heads;  // with kPerHead
+};
+
+// Returns the factors of ``count`` edges from entry ``begin``: where they lie, or in ``room``.
+inline const A* factors_of(const Problem& p, int64_t begin, int64_t count, A* room) {
+  if (WEIGHTING == kPerEdge && std::is_same<S, A>::value) {
+    if (p.weight && !p.edge_ids && !p.col_scale) return reinterpret_cast<const A*>(p.weight + begin);
+  }
   if constexpr (WEIGHTING == kPerEdge) {
     for (int64_t k = 0; k < count; ++k) {
       A f = p.weight ? value(p.weight + (p.edge_ids ? int64_t(p.edge_ids[begin + k]) : begin + k)) : A(1);
-      factor[k] = p.col_scale ? f * value(p.col_scale + p.indices[begin + k]) : f;
+      room[k] = p.col_scale ? f * value(p.col_scale + p.indices[begin + k]) : f;
     }
   } else if (WEIGHTING != kNone && p.col_scale) {
-    for (int64_t k = 0; k < count; ++k) factor[k] = value(p.col_scale + p.indices[begin + k]);
+    for (int64_t k = 0; k < count; ++k) room[k] = value(p.col_scale + p.indices[begin + k]);
   }
+  return room;
 }
 
+// The weights of an entry's edge, as a pass needs them.
 template <int W>
-inline Lanes<A, W> message(const Problem& p, const S* x, const S* weight, A factor, int64_t offset, int64_t head) {
-  Lanes<A, W> m = load<W>(x + offset);
-  if constexpr (WEIGHTING == kPerEdge) return m * factor;
-  if constexpr (WEIGHTING == kPerHead) m = m * value(weight + head);
-  if constexpr (WEIGHTING == kPerChannel) m = m * load<W>(weight + offset);
-  if constexpr (WEIGHTING == kPerHead || WEIGHTING == kPerChannel) return p.col_scale ? m * factor : m;
+struct EdgeWeights {
+  const S* row = nullptr;       // with kPerChannel
+  Lanes<A, W> of_heads = {};    // with kPerHead
+  A factor = A(1);
+
+  EdgeWeights(const Problem& p, const Pass<W>& pass, int64_t entry, const A* factor_of_entry) {
+    if constexpr (WEIGHTING == kPerHead || WEIGHTING == kPerChannel) {
+      const int64_t at = (p.edge_ids ? int64_t(p.edge_ids[entry]) : entry) * p.num_heads;
+      if constexpr (WEIGHTING == kPerChannel)
+        row = p.weight + at;
+      else
+        of_heads = load_heads<W>(p.weight, at + pass.heads.first, pass.heads.count, p.num_weights);
+    }
+    if constexpr (WEIGHTING != kNone) factor = *factor_of_entry;
+  }
+};
+
+template <int W>
+inline Lanes<A, W> message(const Problem& p, const Pass<W>& pass, const S* x, const EdgeWeights<W>& weights, int v) {
+  Lanes<A, W> m = load<W>(x + pass.vectors.offset[v]);
+  if constexpr (WEIGHTING == kPerEdge) return m * weights.factor;
+  if constexpr (WEIGHTING == kPerHead) m = m * permute<A, W>(weights.of_heads, pass.heads.of_lane[v]);
+  if constexpr (WEIGHTING == kPerChannel) m = m * load<W>(weights.row + pass.vectors.offset[v]);
+  if constexpr (WEIGHTING == kPerHead || WEIGHTING == kPerChannel) return p.col_scale ? m * weights.factor : m;
   return m;
 }
 
-// The state of a row: sums, or the best so far and the entries that attain it.
+// The state of a row: sums, or the best so far and, with PLACES, the entries that attain it.
+//
+// Without PLACES a maximum is one instruction, which loses NaN; ``trace`` sums the same values, so that a row with one is found afterwards.
 template <int W, int NV>
 struct Row {
   typedef Lanes<A, W> Values;
   typedef Lanes<Signed<A>, W> Places;
   Values values[NV];
-  Places places[NV];
+  Values trace;
+  Places places[PLACES ? NV : 1];
   inline void begin() {
+    const A worst = std::numeric_limits<A>::infinity();
 #pragma GCC unroll 16
     for (int v = 0; v < NV; ++v) {
-      const A worst = std::numeric_limits<A>::infinity();
       values[v] = splat<A, W>(REDUCE == 0 ? A(0) : REDUCE == 1 ? -worst : worst);
-      places[v] = Places{};
+      if constexpr (PLACES) places[v] = Places{};
     }
+    trace = splat<A, W>(A(0));
   }
   inline void take(int v, Values m, Signed<A> place) {
     if constexpr (REDUCE == 0) {
       values[v] += m;
-    } else {  // the first entry that attains it is kept; a NaN is taken and stays
+    } else if constexpr (PLACES) {  // the first entry that attains it is kept; a NaN is taken and stays
       auto better = (REDUCE == 1 ? m > values[v] : m < values[v]) | (m != m);
       values[v] = better ? m : values[v];
       places[v] = better ? splat<Signed<A>, W>(place) : places[v];
+    } else {
+      values[v] = REDUCE == 1 ? maximum<A, W>(m, values[v]) : -maximum<A, W>(-m, -values[v]);
+      trace += m;
     }
+  }
+  inline void join(const Row& other) {
+    for (int v = 0; v < NV; ++v) {
+      if constexpr (REDUCE == 0)
+        values[v] += other.values[v];
+      else
+        values[v] = REDUCE == 1 ? maximum<A, W>(other.values[v], values[v]) : -maximum<A, W>(-other.values[v], -values[v]);
+    }
+    trace += other.trace;
+  }
+  inline bool may_hold_nan() const {  // infinities of both signs give a false alarm, which costs time only
+    if constexpr (REDUCE == 0 || PLACES) return false;
+    const A sum = sum_of<A, W>(trace);
+    return sum != sum;
   }
 };
 
 template <int W>
-inline void store_places(I* arg, Lanes<Signed<A>, W> places, int64_t begin, bool is_empty) {
+inline void store_places(I* to, Lanes<Signed<A>, W> places, int64_t begin, bool is_empty) {
   I taken[W];
   for (int lane = 0; lane < W; ++lane) {
     int64_t place;
@@ -103,84 +173,123 @@ inline void store_places(I* arg, Lanes<Signed<A>, W> places, int64_t begin, bool
       place = places[lane];
     taken[lane] = is_empty ? I(-1) : I(begin + place);
   }
-  memcpy(arg, taken, sizeof taken);
+  memcpy(to, taken, sizeof taken);
 }
 
 // Out of line, and once for all lengths of a pass: it is long, and the fast path doesn't take it.
 template <int W>
-__attribute__((noinline)) void finish(const Problem& p, const Vectors& vectors, const Lanes<A, W>* values,
-                                      int64_t row, bool is_empty) {
+__attribute__((noinline)) void finish(const Problem& p, const Vectors& vectors, const Lanes<A, W>* values, int64_t row, bool is_empty) {
   for (int v = 0; v < vectors.count; ++v)
-    p.epilogue.template finish<W>(p.y + row * p.num_features + vectors.offset[v], is_empty ? splat<A, W>(A(0)) : values[v],
-                                  row, vectors.offset[v]);
+    p.epilogue.template finish<W>(p.y + row * p.num_features + vectors.offset[v], is_empty ? splat<A, W>(A(0)) : values[v], row,
+                                  vectors.offset[v]);
 }
 
 // Fetches what the entry kPrefetchAhead further on will read: the hardware can't foresee a gather.
 template <int W, int NV>
-inline void prefetch(const Problem& p, const S* x, int64_t entry) {
-  const S* row = x + int64_t(p.indices[entry]) * p.x_stride;
+inline void prefetch(const Problem& p, const Pass<W>& pass, int64_t entry) {
+  const S* row = p.x + int64_t(p.indices[entry]) * p.x_stride + pass.vectors.offset[0];
 #pragma GCC unroll 16
   for (int v = 0; v < NV; v += (64 / int(sizeof(S)) + W - 1) / W) __builtin_prefetch(row + v * W);
   if constexpr (WEIGHTING == kPerHead || WEIGHTING == kPerChannel)
     if (p.edge_ids) __builtin_prefetch(p.weight + int64_t(p.edge_ids[entry]) * p.num_heads);
 }
 
+// Calls take(vector, message, entry, chain) for entries [tile, tile_end); neighbouring entries have different chains of NUM_CHAINS, so that
+// one need not wait for the other's sum.
+template <int W, int NV, int NUM_CHAINS, class Take>
+inline void walk(const Problem& p, const Pass<W>& pass, int64_t tile, int64_t tile_end, int64_t prefetch_end, const A* factors,
+                 Take take) {
+  const auto step = [&](int64_t entry, auto chain) {
+    if (entry < prefetch_end) prefetch<W, NV>(p, pass, entry + kPrefetchAhead);
+    const S* x = p.x + int64_t(p.indices[entry]) * p.x_stride;
+    const EdgeWeights<W> weights(p, pass, entry, factors + (entry - tile));
+#pragma GCC unroll 16
+    for (int v = 0; v < NV; ++v) take(v, message<W>(p, pass, x, weights, v), entry, chain);
+  };
+  int64_t entry = tile;
+  if constexpr (NUM_CHAINS == 2)
+    for (; entry + 2 <= tile_end; entry += 2) {
+      step(entry, std::integral_constant<int, 0>{});
+      step(entry + 1, std::integral_constant<int, 1>{});
+    }
+  for (; entry < tile_end; ++entry) step(entry, std::integral_constant<int, 0>{});
+}
+
+// Takes the NaN of a row that has some: a value that is no number beats all others.
 template <int W, int NV>
-void rows(const Problem& p, const Vectors& vectors, int64_t first_row, int64_t end_row) {
-  A factor[kTile];
-  const S* first_x = p.x + vectors.offset[0];
+__attribute__((noinline)) void take_nan(const Problem& p, const Pass<W>& pass, int64_t begin, int64_t end, Lanes<A, W>* values) {
+  A room[kTile];
+  for (int64_t tile = begin; tile < end; tile += kTile) {
+    const int64_t tile_end = end - tile < kTile ? end : tile + kTile;
+    const A* factors = factors_of(p, tile, tile_end - tile, room);
+    walk<W, NV, 1>(p, pass, tile, tile_end, 0, factors,
+                   [&](int v, Lanes<A, W> m, int64_t, auto) { values[v] = m != m ? m : values[v]; });
+  }
+}
+
+template <int W, int NV>
+void rows(const Problem& p, const Pass<W>& pass, int64_t first_row, int64_t end_row) {
+  constexpr int kNumChains = NV <= 2 && !PLACES ? 2 : 1;
+  A room[kTile];
   const int64_t prefetch_end = p.is_far ? p.indptr[end_row] - kPrefetchAhead : 0;
   for (int64_t row = first_row; row < end_row; ++row) {
     const int64_t begin = p.indptr[row], end = p.indptr[row + 1];
-    Row<W, NV> state;
-    state.begin();
+    Row<W, NV> chains[kNumChains];
+    for (int chain = 0; chain < kNumChains; ++chain) chains[chain].begin();
     for (int64_t tile = begin, tile_end; tile < end; tile = tile_end) {
       tile_end = WEIGHTING == kNone || end - tile < kTile ? end : tile + kTile;
-      prepare_factors(p, tile, tile_end - tile, factor);
-      for (int64_t entry = tile; entry < tile_end; ++entry) {
-        if (entry < prefetch_end) prefetch<W, NV>(p, first_x, entry + kPrefetchAhead);
-        const S* x = p.x + int64_t(p.indices[entry]) * p.x_stride;
-        const S* weight = nullptr;
-        if constexpr (WEIGHTING == kPerHead || WEIGHTING == kPerChannel)
-          weight = p.weight + (p.edge_ids ? int64_t(p.edge_ids[entry]) : entry) * p.num_heads;
-#pragma GCC unroll 16
-        for (int v = 0; v < NV; ++v)
-          state.take(v, message<W>(p, x, weight, factor[entry - tile], vectors.offset[v], vectors.head[v]),
-                     Signed<A>(entry - begin));
-      }
+      const A* factors = factors_of(p, tile, WEIGHTING == kNone ? 0 : tile_end - tile, room);
+      walk<W, NV, kNumChains>(p, pass, tile, tile_end, prefetch_end, factors, [&](int v, Lanes<A, W> m, int64_t entry, auto chain) {
+        chains[decltype(chain)::value].take(v, m, Signed<A>(entry - begin));
+      });
     }
+    Row<W, NV>& state = chains[0];
+    if constexpr (kNumChains == 2) state.join(chains[1]);
+    if (state.may_hold_nan()) take_nan<W, NV>(p, pass, begin, end, state.values);
     S* y = p.y + row * p.num_features;
     if (begin == end || !p.epilogue.is_identity) {
-      finish<W>(p, vectors, state.values, row, begin == end);
+      finish<W>(p, pass.vectors, state.values, row, begin == end);
     } else {
 #pragma GCC unroll 16
-      for (int v = 0; v < NV; ++v) store<W>(y + vectors.offset[v], state.values[v]);
+      for (int v = 0; v < NV; ++v) store<W>(y + pass.vectors.offset[v], state.values[v]);
     }
-    if (REDUCE != 0 && p.arg) {
+    if constexpr (PLACES) {
       for (int v = 0; v < NV; ++v)
-        store_places<W>(p.arg + row * p.num_features + vectors.offset[v], state.places[v], begin, begin == end);
+        store_places<W>(p.places + row * p.num_features + pass.vectors.offset[v], state.places[v], begin, begin == end);
     }
   }
 }
 
 template <int W, int NV>
-void pass(const Problem& p, const Vectors& vectors, int64_t first_row, int64_t end_row) {
+void rows_of_length(const Problem& p, const Pass<W>& pass, int64_t first_row, int64_t end_row) {
   if constexpr (NV > 1) {
-    if (vectors.count < NV) return pass<W, NV - 1>(p, vectors, first_row, end_row);
+    if (pass.vectors.count < NV) return rows_of_length<W, NV - 1>(p, pass, first_row, end_row);
   }
-  rows<W, NV>(p, vectors, first_row, end_row);
+  rows<W, NV>(p, pass, first_row, end_row);
 }
 
-// Walks every row's edges for features [first, end).
+// Walks every row's edges for features [first, end), which belong to heads [first_head, first_head + num_heads).
 template <int W>
-void run_features(const Problem& p, int64_t first, int64_t end, int num_threads) {
-  const Cut<W, kMaxLength<W>> cut(first, end, WEIGHTING == kPerHead ? p.num_heads : 1);
+void run_features(const Problem& p, int64_t first, int64_t end, int64_t first_head, int64_t num_heads, int num_threads) {
+  const Cut<W, kMaxLength<W>> cut(first, end);
   for_blocks(p.num_blocks, num_threads, [&](int64_t block) {
     for (int64_t at = 0; at < cut.num_vectors; at += cut.length) {
-      const Vectors vectors = cut.vectors(at);
-      pass<W, kMaxLength<W>>(p, vectors, p.blocks[block], p.blocks[block + 1]);
+      Pass<W> pass{cut.vectors(at), {first_head, num_heads, {}}};
+      if constexpr (WEIGHTING == kPerHead) pass.heads.assign(pass.vectors, p.num_features / p.num_heads);
+      rows_of_length<W, kMaxLength<W>>(p, pass, p.blocks[block], p.blocks[block + 1]);
     }
   });
+}
+
+// The same for all features, heads in groups that a vector has lanes for.
+template <int W>
+void run_heads(const Problem& p, int64_t first, int64_t end, int num_threads) {
+  const int64_t num_groups = WEIGHTING == kPerHead ? (p.num_heads + W - 1) / W : 1, channels = p.num_features / p.num_heads;
+  if (num_groups == 1) return run_features<W>(p, first, end, 0, p.num_heads, num_threads);
+  for (int64_t g = 0; g < num_groups; ++g) {
+    const int64_t head = g * p.num_heads / num_groups, end_head = (g + 1) * p.num_heads / num_groups;
+    run_features<W>(p, head * channels, end_head * channels, head, end_head - head, num_threads);
+  }
 }
 
 // Copies features [first, end) of X side by side.
@@ -199,7 +308,7 @@ void pack(const Problem& p, int64_t first, int64_t end, S* packed, int num_threa
 // place wouldn't do: rows a power of two apart share cache sets.)
 template <int W>
 void run(Problem p, S* packed, int64_t slice, int num_threads) {
-  if (packed == nullptr) return run_features<W>(p, 0, p.num_features, num_threads);
+  if (packed == nullptr) return run_heads<W>(p, 0, p.num_features, num_threads);
   const S* x = p.x;
   const int64_t stride = p.x_stride;
   for (int64_t first = 0, end; first < p.num_features; first = end) {
@@ -207,20 +316,19 @@ void run(Problem p, S* packed, int64_t slice, int num_threads) {
     p.x = x, p.x_stride = stride;
     pack(p, first, end, packed, num_threads);
     p.x = packed - first, p.x_stride = end - first;
-    run_features<W>(p, first, end, num_threads);
+    run_heads<W>(p, first, end, num_threads);
   }
 }
 
 }  // namespace
 
 extern "C" void spmm(const int64_t* indptr, const I* indices, const I* edge_ids, const int64_t* blocks, int64_t num_blocks,
-                     const S* x, int64_t num_columns, int64_t x_stride, int64_t num_features, const S* weight, int64_t num_heads,
+                     int64_t num_entries, const S* x, int64_t num_columns, int64_t x_stride, int64_t num_features, const S* weight, int64_t num_heads,
                      const S* row_scale, const S* col_scale, const S* bias, int activation, double slope, double dropout,
-                     int64_t seed, S* y, I* arg,
+                     int64_t seed, S* y, I* places,
                      S* packed, int64_t slice, int num_threads) {
   const Problem p{indptr, indices, edge_ids, blocks, num_blocks, x, num_columns, x_stride, num_features, weight, num_heads, col_scale,
-                  y, arg, Epilogue<S>(row_scale, bias, activation, slope, dropout, seed),
+                  y, places, Epilogue<S>(row_scale, bias, activation, slope, dropout, seed), num_entries * num_heads,
                   num_columns * num_features * int64_t(sizeof(S)) > kCoreCacheBytes};
-  with_width<kLanes<S>>(WEIGHTING == kPerHead ? num_features / num_heads : num_features,
-                        [&](auto width) { run<decltype(width)::value>(p, packed, slice, num_threads); });
+  with_width<kLanes<S>>(num_features, [&](auto width) { run<decltype(width)::value>(p, packed, slice, num_threads); });
 }
