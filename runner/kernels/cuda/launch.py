@@ -1,0 +1,245 @@
+"""The kernels on CUDA tensors: the same functions as :mod:`runner.kernels.cpu.launch`, and what a group of lanes takes on.
+
+Legend: N rows, M columns, E edges, F features, H heads, C channels a head. Every ``[E, …]`` is in the order of the edge ids.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from runner.kernels.adjacency import Csr
+from runner.kernels.cuda import library
+from runner.kernels.cuda.library import CHUNKS, GROUPS, INDEX, STORAGE, WIDE_LOAD_BYTES
+from runner.kernels.parameters import ACTIVATIONS, SCORES, Epilogue, Scoring, sum_dtype
+
+_THREADS = 128  # a block
+_MAX_BLOCKS = 2**20  # kernels stride over what is left, so that no count of rows is too large for a grid
+_MAX_SLICES = 2**15
+_NUM_PARTS = 1024  # partial sums of a gradient that every row adds to
+_REDUCE = {"sum": 0, "max": 1, "min": 2}
+_OPERATION = {"dot": 0, "add": 1, "sub": 2, "mul": 3}
+
+
+def spmm(
+    csr: Csr, x: Tensor, weight: Tensor | None, col_scale: Tensor | None, epilogue: Epilogue, reduce: str = "sum",
+    with_places: bool = False, reach: int = 0,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """See the CPU's; ``reach`` is of no use here."""
+    del reach
+    num_rows, num_features = _num_rows(csr), x.shape[1]
+    y = _empty(num_rows, num_features, like=x)
+    places = _empty(num_rows, num_features, like=csr.indices) if with_places else None
+    num_heads = 1 if weight is None else weight.shape[1]
+    x = _rows(x)
+    vector = _vector_length(x, y)
+    group = _group(-(-num_features // vector))
+    slices = -(-num_features // (group * vector))
+    weighting = 0 if weight is None and col_scale is None else 1
+    if num_heads > 1:
+        weighting = 3 if num_heads == num_features else 2
+    variant = {"REDUCE": _REDUCE[reduce], "WEIGHTING": weighting, "PLACES": int(with_places)}
+    run = library.function("spmm", "spmm", **_types(x, csr), GROUP=group, VEC=vector, **variant)
+    _launch(
+        run, num_rows * group, min(slices, _MAX_SLICES), *_graph(csr), _pointer(x), x.stride(0), num_features,
+        _pointer(weight), num_heads, _pointer(epilogue.row_scale), _pointer(col_scale), _pointer(epilogue.bias),
+        *_activation(epilogue), _pointer(y), _pointer(places),
+    )  # fmt: skip
+    return y, places
+
+
+def epilogue_backward(dy: Tensor, y: Tensor, epilogue: Epilogue) -> Tensor:
+    """See the CPU's."""
+    dz = _empty(*y.shape, like=y)
+    run = library.function("elementwise", "epilogue_backward", STORAGE=STORAGE[y.dtype], INDEX="int", GROUP=1, VEC=1)
+    _launch(run, y.numel(), 1, _pointer(dy), _pointer(y), *y.shape, *_activation(epilogue), _pointer(dz))
+    return dz
+
+
+def extremum_grad_x(
+    turned: Csr, entries: Tensor, places: Tensor, dy: Tensor, weight: Tensor | None, row_scale: Tensor | None,
+    col_scale: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """See the CPU's."""
+    num_rows, num_features = _num_rows(turned), dy.shape[1]
+    dx = _empty(num_rows, num_features, like=dy)
+    group = _group(num_features)
+    run = library.function("extremum", "extremum_grad_x", **_types(dy, turned), GROUP=group, VEC=1)
+    _launch(
+        run, num_rows * group, 1, *_graph(turned), _pointer(entries), _pointer(places), _pointer(dy), num_features,
+        _pointer(weight), 1 if weight is None else weight.shape[1], _pointer(row_scale), _pointer(col_scale), _pointer(dx),
+    )  # fmt: skip
+    return dx
+
+
+def extremum_grad_weight(
+    csr: Csr, places: Tensor, dy: Tensor, x: Tensor, num_heads: int, row_scale: Tensor | None, col_scale: Tensor | None
+) -> Tensor:
+    """See the CPU's."""
+    x = _rows(x)
+    dweight = _empty(csr.indices.numel(), num_heads, like=dy)
+    group = _group(num_heads)
+    run = library.function("extremum", "extremum_grad_weight", **_types(dy, csr), GROUP=group, VEC=1)
+    _launch(
+        run, _num_rows(csr) * group, 1, *_graph(csr), _pointer(places), _pointer(dy), _pointer(x), x.stride(0), dy.shape[1],
+        num_heads, _pointer(row_scale), _pointer(col_scale), _pointer(dweight),
+    )  # fmt: skip
+    return dweight
+
+
+def sddmm(csr: Csr, u: Tensor, v: Tensor, operation: str, num_heads: int) -> Tensor:
+    """See the CPU's."""
+    u, v = _rows(u), _rows(v)
+    is_dot, num_features = operation == "dot", u.shape[1]
+    out = _empty(csr.indices.numel(), num_heads if is_dot else num_features, like=u)
+    group = _group(num_features // num_heads if is_dot else num_features)
+    operation_number = _OPERATION[operation]
+    run = library.function("sddmm", "sddmm", **_types(u, csr), GROUP=group, VEC=1, OPERATION=operation_number)
+    _launch(
+        run, _num_rows(csr) * (num_heads if is_dot else 1) * group, 1, *_graph(csr), _pointer(u), u.stride(0), _pointer(v),
+        v.stride(0), num_features, num_heads, _pointer(out),
+    )  # fmt: skip
+    return out
+
+
+def edge_softmax(csr: Csr, logits: Tensor) -> Tensor:
+    """See the CPU's."""
+    out = _empty(*logits.shape, like=logits)
+    group = _group(_mean_degree(csr))
+    run = library.function("softmax", "edge_softmax", **_types(logits, csr), GROUP=group, VEC=1)
+    items = _num_rows(csr) * logits.shape[1]
+    _launch(run, items * group, 1, *_rows_only(csr), _pointer(logits), logits.shape[1], _pointer(out))
+    return out
+
+
+def edge_softmax_backward(csr: Csr, out: Tensor, dout: Tensor) -> Tensor:
+    """See the CPU's."""
+    dlogits = _empty(*out.shape, like=out)
+    group = _group(_mean_degree(csr))
+    run = library.function("softmax", "edge_softmax_backward", **_types(out, csr), GROUP=group, VEC=1)
+    items = _num_rows(csr) * out.shape[1]
+    _launch(run, items * group, 1, *_rows_only(csr), _pointer(out), _pointer(dout), out.shape[1], _pointer(dlogits))
+    return dlogits
+
+
+def attention(
+    csr: Csr, value: Tensor, key: Tensor | None, query: Tensor, vector: Tensor | None, scoring: Scoring
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See the CPU's."""
+    num_rows, (num_heads, channels) = _num_rows(csr), value.shape[1:]
+    out = _empty(num_rows, num_heads, channels, like=value)
+    high = _empty(num_rows, num_heads, like=out, dtype=sum_dtype(value.dtype))
+    total = _empty(num_rows, num_heads, like=high)
+    variant = _attention_variant(value, csr, scoring)
+    run = library.function("attention", "attention", **variant)
+    _launch(
+        run, num_rows * num_heads * int(variant["GROUP"]), 1, *_graph(csr), _pointer(value), _pointer(key), _pointer(query),
+        _pointer(vector), num_heads, channels, *scoring[1:], _pointer(out), _pointer(high), _pointer(total),
+    )  # fmt: skip
+    return out, high, total
+
+
+def attention_backward_sources(
+    turned: Csr, operands: tuple[Tensor, Tensor | None, Tensor, Tensor | None], saved: tuple[Tensor, Tensor, Tensor],
+    dout: Tensor, scoring: Scoring,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """See the CPU's."""
+    value, key, query, vector = operands
+    out, high, total = saved
+    num_heads, channels = value.shape[1:]
+    dvalue = _empty(*value.shape, like=value)
+    dkey = None if key is None else _empty(*key.shape, like=key)
+    dscore = _empty(turned.indices.numel(), num_heads, like=high)
+    dot = _empty(*high.shape, like=high)
+    variant = _attention_variant(value, turned, scoring)
+    group = int(variant["GROUP"])
+    dots = library.function("attention", "attention_dots", **variant)
+    shape = (out.shape[0], num_heads, channels)
+    _launch(dots, out.shape[0] * num_heads * group, 1, _pointer(out), _pointer(dout), *shape, _pointer(dot))
+    run = library.function("attention", "attention_backward_sources", **variant)
+    _launch(
+        run, value.shape[0] * num_heads * group, 1, *_graph(turned), _pointer(value), _pointer(key), _pointer(query),
+        _pointer(vector), num_heads, channels, *scoring[1:], _pointer(dout), _pointer(high), _pointer(total), _pointer(dot),
+        _pointer(dscore), _pointer(dvalue), _pointer(dkey),
+    )  # fmt: skip
+    return dscore, dvalue, dkey
+
+
+def attention_backward_destinations(
+    csr: Csr, value: Tensor, query: Tensor, vector: Tensor, dscore: Tensor, scoring: Scoring
+) -> tuple[Tensor, Tensor]:
+    """See the CPU's."""
+    num_heads, channels = value.shape[1:]
+    dquery = _empty(*query.shape, like=query)
+    num_parts = max(1, min(_NUM_PARTS, query.shape[0]))
+    parts = _empty(num_parts, num_heads, channels, like=dscore)
+    variant = _attention_variant(value, csr, scoring)
+    run = library.function("attention", "attention_backward_destinations", **variant)
+    _launch(
+        run, num_parts * num_heads * int(variant["GROUP"]), 1, *_graph(csr), _pointer(value), _pointer(query), _pointer(vector),
+        num_heads, channels, scoring.slope, _pointer(dscore), _pointer(dquery), _pointer(parts), num_parts,
+    )  # fmt: skip
+    return dquery, parts.sum(0).to(vector.dtype)
+
+
+def _attention_variant(value: Tensor, csr: Csr, scoring: Scoring) -> dict[str, str | int]:
+    channels = value.shape[2]
+    group = _group(channels)
+    chunks = next((size for size in CHUNKS if size * group >= channels), CHUNKS[-1])
+    return {**_types(value, csr), "GROUP": group, "VEC": 1, "SCORE": SCORES.index(scoring.score), "CHUNKS": chunks}
+
+
+def _launch(run: library.Launch, num_threads: int, num_slices: int, *arguments: int | float) -> None:
+    """Run a kernel with about a lane for each unit of work; nothing to do, nothing launched."""
+    if num_threads:
+        grid = (min(-(-num_threads // _THREADS), _MAX_BLOCKS), num_slices)
+        run(grid, (_THREADS,), arguments)
+
+
+def _group(wanted: int) -> int:
+    """Return the least group of lanes that has one for each of ``wanted``, at most a warp."""
+    return next((size for size in GROUPS if size >= wanted), GROUPS[-1])
+
+
+def _vector_length(x: Tensor, y: Tensor) -> int:
+    """Return how many features a lane may move at a time: 16 bytes of them where every row begins at a multiple of that, else 1."""
+    length = WIDE_LOAD_BYTES // x.element_size()
+    starts = (x.data_ptr(), x.stride(0) * x.element_size(), y.data_ptr())
+    return length if x.shape[1] % length == 0 and all(start % WIDE_LOAD_BYTES == 0 for start in starts) else 1
+
+
+def _mean_degree(csr: Csr) -> int:
+    return -(-csr.indices.numel() // max(1, _num_rows(csr)))
+
+
+def _types(x: Tensor, csr: Csr) -> dict[str, str | int]:
+    return {"STORAGE": STORAGE[x.dtype], "INDEX": INDEX[csr.indices.dtype]}
+
+
+def _activation(epilogue: Epilogue) -> tuple[int, float, float, int]:
+    return ACTIVATIONS.index(epilogue.activation), float(epilogue.slope), float(epilogue.dropout), epilogue.seed
+
+
+def _num_rows(csr: Csr) -> int:
+    return csr.indptr.numel() - 1
+
+
+def _graph(csr: Csr) -> tuple[int, int, int, int]:
+    return csr.indptr.data_ptr(), csr.indices.data_ptr(), _pointer(csr.entry_ids), _num_rows(csr)
+
+
+def _rows_only(csr: Csr) -> tuple[int, int, int]:
+    return csr.indptr.data_ptr(), _pointer(csr.entry_ids), _num_rows(csr)
+
+
+def _pointer(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return x with its rows' elements side by side; the rows themselves may be apart."""
+    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
+
+
+def _empty(*shape: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty(shape, dtype=dtype or like.dtype, device=like.device)
