@@ -13,8 +13,7 @@ from typing import Any
 
 from runner.errors import ConfigError, suggestion
 
-PLANNED_STRATEGIES = ("density_adaptive",)
-STRATEGIES = ("baseline", *PLANNED_STRATEGIES)
+STRATEGIES = ("baseline", "native", "density_adaptive")
 MODELS = ("gcn", "sage", "gin", "gat", "gatv2", "sgc", "appnp", "custom")
 GRAPH_MODELS = ("gcn", "gin", "custom")
 SAMPLED_MODELS = ("gcn", "sage", "gin", "gat", "gatv2", "custom")
@@ -228,7 +227,9 @@ class Config:
     """One experiment."""
 
     name: str = option("train", "names the folder of its runs, outputs/NAME")
-    device: str = option("auto", "auto: a GPU where torch and DGL both can use one", choices=("auto", "cpu", "cuda"))
+    device: str = option(
+        "auto", "auto: a GPU where torch sees one and the task can use it", choices=("auto", "cpu", "cuda")
+    )
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     kernel: KernelConfig = field(default_factory=KernelConfig)

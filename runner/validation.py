@@ -204,8 +204,24 @@ def _check_strategies(config: Config) -> None:
         raise ConfigError(
             "task=benchmark times full-graph steps: it can't work with train.sampling=neighbor; use task=train"
         )
+    for name in used:
+        if name != "baseline" and not config.kernel.fallback:
+            _check_one_graph(config, name)
     if "density_adaptive" in used and not config.kernel.fallback:
         _check_density_adaptive(config)
+
+
+def _check_one_graph(config: Config, strategy: str) -> None:
+    reason = None
+    if config.train.sampling != "full":
+        reason = "train.sampling=neighbor draws another graph at each step"
+    elif config.dataset.task == "graph":
+        reason = "dataset.task=graph batches other graphs at each step"
+    if reason:
+        raise ConfigError(
+            f"kernel={strategy} can't work here: {reason}, and its plan is made once for a graph; use kernel=baseline, or "
+            "kernel.fallback=true"
+        )
 
 
 def _check_density_adaptive(config: Config) -> None:
@@ -214,10 +230,6 @@ def _check_density_adaptive(config: Config) -> None:
         reason = f"model={model.name} weights every edge anew at each step"
     elif model.name == "sage" and model.aggregator != "mean":
         reason = f"model.aggregator={model.aggregator} takes a maximum"
-    elif config.train.sampling != "full":
-        reason = "train.sampling=neighbor draws another graph at each step, and its plan is made once for a graph"
-    elif config.dataset.task == "graph":
-        reason = "dataset.task=graph batches other graphs at each step, and its plan is made once for a graph"
     if reason:
         raise ConfigError(
             f"kernel=density_adaptive can't work here: {reason} (it is for sums and means with fixed scalar weights "

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from runner.kernels.adjacency import Adjacency
+from runner.kernels.ops import spmm
+from runner.kernels.ops.backend import has_kernels
 
 SpMM = Callable[[Tensor], Tensor]
 Factory = Callable[["Part"], "Kernel | None"]
@@ -69,6 +71,17 @@ def csr_torch(part: Part) -> Kernel:
         )
     held = num_bytes_of(adjacency.indptr, adjacency.indices, part.values)
     return Kernel("csr_torch", lambda x: matrix @ x, held)
+
+
+def csr_native(part: Part) -> Kernel | None:
+    """CSR rows, our own kernel; None where it can't be built."""
+    adjacency = part.adjacency
+    if not has_kernels(adjacency.device):
+        return None
+    in_order = Adjacency.from_csr(adjacency.indptr, adjacency.indices, adjacency.num_src)
+    weight = None if bool((part.values == 1).all()) else part.values
+    held = num_bytes_of(adjacency.indptr, adjacency.indices, *([] if weight is None else [weight]))
+    return Kernel("csr_native", lambda x: spmm(in_order, x, weight), held)
 
 
 def coo_torch(part: Part) -> Kernel:

@@ -6,6 +6,7 @@ in the order of the edge ids), ``dense`` (neither: weights, scalars).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -181,6 +182,24 @@ class OpGraph:
             if any(ref.index in found for ref in inputs_of(op)):
                 found.update(ref.index for ref in op.outputs)
         return frozenset(found)
+
+    def bound_to(self, leaves: dict[str, Tensor], device: torch.device) -> OpGraph:
+        """Return the same ops on another device: graph and constants moved, parameters and buffers taken by name from ``leaves``."""
+
+        def moved(argument: Any) -> Any:
+            return replace_leaves(argument, torch.device, lambda _: device)
+
+        ops = [
+            dataclasses.replace(op, args=moved(op.args), kwargs=moved(op.kwargs)) if isinstance(op, Call) else op
+            for op in self.ops
+        ]
+        return dataclasses.replace(
+            self,
+            adjacency=self.adjacency.to(device),
+            leaves={index: leaves[self.values[index].name] for index in self.leaves},
+            constants={index: constant.to(device) for index, constant in self.constants.items()},
+            ops=ops,
+        )
 
     def __str__(self) -> str:
         lines = [f"features {self._describe(self.features)}"]

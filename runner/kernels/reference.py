@@ -115,12 +115,13 @@ def attention(
     adjacency: Adjacency, value: Tensor, key: Tensor | None, query: Tensor, vector: Tensor | None, scoring: Scoring
 ) -> Tensor:
     """Return softmax-weighted sums of ``value`` [M, H, C] over each destination's edges, [N, H, C]; see :class:`Scoring`."""
+    assert scoring.score != "gatv2" or vector is not None
     left, right = gather(adjacency, value if key is None else key, "u"), gather(adjacency, query, "v")
     match scoring.score:
         case "gat":
             score = F.leaky_relu(left + right, scoring.slope)
         case "gatv2":
-            score = (F.leaky_relu(left + right, scoring.slope) * vector).sum(-1)
+            score = (F.leaky_relu(left + right, scoring.slope) * vector).sum(-1)  # type: ignore[operator]
         case _:
             score = (left * right).sum(-1) * scoring.scale
     share = edge_softmax(adjacency, score, "dst")

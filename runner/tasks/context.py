@@ -61,17 +61,23 @@ def pick_device(config: Config) -> torch.device:
                 else "torch sees no GPU (driver or device missing)"
             )
             raise ConfigError(f"device=cuda: {built}; use device=cpu or device=auto")
-        if not has_cuda():
+        if not has_cuda() and not _is_one_graph(config):
             raise ConfigError(
-                f"device=cuda: DGL {import_dgl().__version__} is a CPU build; install a CUDA build from DGL's own site, "
-                "or use device=cpu"
+                f"device=cuda: DGL {import_dgl().__version__} is a CPU build, and only training on one whole graph goes without; install "
+                "a CUDA build from DGL's own site, or use device=cpu"
             )
         if needs_cpu:
             raise ConfigError(
                 "device=cuda: the kernels of density_adaptive run on the CPU; use device=cpu, or kernel=baseline"
             )
         return torch.device("cuda")
-    return torch.device("cuda" if config.device == "auto" and not needs_cpu and has_cuda() else "cpu")
+    can_use_gpu = torch.cuda.is_available() and not needs_cpu and (_is_one_graph(config) or has_cuda())
+    return torch.device("cuda" if config.device == "auto" and can_use_gpu else "cpu")
+
+
+def _is_one_graph(config: Config) -> bool:
+    """Whether the model sees one whole graph, so that its op graph can be captured once."""
+    return config.dataset.task == "node" and config.train.sampling == "full"
 
 
 def begin(context: Context) -> tuple[GraphData, torch.device]:

@@ -7,16 +7,19 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from runner.errors import UserError, VerificationError
 from runner.gnn.batches import FullGraph, to_dgl
 from runner.gnn.capture import capture
 from runner.gnn.data.graph_data import GraphData, Split
+from runner.gnn.dgl_compat import has_cuda
 from runner.gnn.library_kernels import csr_dgl
 from runner.kernels.adjacency import Adjacency
 from runner.kernels.density.strategy import DensityAdaptive
+from runner.kernels.lower import Executable
+from runner.kernels.native import Native
 from runner.kernels.opgraph import OpGraph
 from runner.kernels.strategy import Baseline, Prepared, Program, Strategy
 from runner.kernels.verify import (
@@ -41,6 +44,8 @@ def make_strategy(name: str, kernel: KernelConfig, replay: Sequence[dict[str, An
     """Return a configured strategy; ``replay`` has the choices of a run that is resumed."""
     if name == "baseline":
         return Baseline()
+    if name == "native":
+        return Native()
     return DensityAdaptive(
         partition=kernel.partition,
         block_size=kernel.block_size,
@@ -58,11 +63,15 @@ class FullGraphExperiment:
         config: the experiment.
         data: its graph.
         device: where it runs.
+        without_dgl: baseline is the captured op graph, op by op in torch; DGL is used on the CPU only, to capture it. Default: where
+            the device is one that DGL can't use.
     """
 
-    def __init__(self, config: Config, data: GraphData, device: torch.device) -> None:
+    def __init__(self, config: Config, data: GraphData, device: torch.device, without_dgl: bool | None = None) -> None:
         self.config, self.data, self.device = config, data, device
-        self.graph = to_dgl(data, device)
+        self.without_dgl = device.type != "cpu" and not has_cuda() if without_dgl is None else without_dgl
+        self.graph = to_dgl(data, torch.device("cpu") if self.without_dgl else device)
+        self._twin = fresh_module(config, data, torch.device("cpu"), config.train.seed) if self.without_dgl else None
         self.module = fresh_module(config, data, device, config.train.seed)
         self.labels = data.labels.to(device)
 
@@ -77,24 +86,39 @@ class FullGraphExperiment:
 
     @cached_property
     def adjacency(self) -> Adjacency:
-        return Adjacency.from_edges(self.data.src, self.data.dst, self.data.num_nodes, self.data.num_nodes)
+        num_nodes = self.data.num_nodes
+        return Adjacency.from_edges(self.data.src, self.data.dst, num_nodes, num_nodes).to(self.device)
 
     @cached_property
     def program(self) -> Program:
         return Program(
-            forward=lambda features: self.module(self.graph, features),
+            forward=self._run_op_graph if self.without_dgl else lambda features: self.module(self.graph, features),
             capture=self._capture,
             adjacency=lambda: self.adjacency,
             library_kernels=(csr_dgl,),
         )
 
+    def _run_op_graph(self, features: Tensor) -> Tensor:
+        return self._op_by_op[self.module.training](features)
+
+    @cached_property
+    def _op_by_op(self) -> dict[bool, Executable]:
+        return {training: Executable(self._capture(training)) for training in (True, False)}
+
     def _capture(self, training: bool) -> OpGraph:
+        if self._twin is not None:
+            return self._capture_on_cpu(self._twin.train(training))
         before = self.module.training
         self.module.train(training)
         try:
             return capture(self.module, self.graph, self.features, self.adjacency)
         finally:
             self.module.train(before)
+
+    def _capture_on_cpu(self, twin: nn.Module) -> OpGraph:
+        """Capture the module's twin there, and bind its op graph to the module where it is."""
+        graph = capture(twin, self.graph, self.features.cpu(), self.adjacency.to("cpu"))
+        return graph.bound_to(dict([*self.module.named_parameters(), *self.module.named_buffers()]), self.device)
 
     def source_for(self, prepared: Prepared) -> FullGraph:
         """The graph as training batches under a strategy: features, labels and split in its order of nodes."""

@@ -15,11 +15,12 @@ import shutil
 import subprocess
 import tempfile
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+
+from runner.kernels.cache import cache_folder
 
 _SOURCES = Path(__file__).parent
 # -O2: vectors are written out, so -O3 only compiles longer. Without errno and traps, comparisons and rounding stay in vectors; infinities
@@ -27,10 +28,6 @@ _SOURCES = Path(__file__).parent
 _FLAGS = ("-O2", "-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _one_at_a_time = threading.Lock()
-
-
-class BackendWarning(UserWarning):
-    """Kernels of our own can't be used here; torch's ops take their place."""
 
 
 class BuildError(Exception):
@@ -43,26 +40,6 @@ def find_compiler() -> str | None:
     if chosen:
         return chosen if shutil.which(shlex.split(chosen)[0]) else None
     return next((name for name in ("g++", "clang++", "c++") if shutil.which(name)), None)
-
-
-def cache_folder() -> Path:
-    """Return the folder that compiled kernels are kept in, made if missing."""
-    chosen = os.environ.get("GEARSAIL_CACHE")
-    folder = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gearsail")
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError as error:
-        warnings.warn(
-            f"kernels can't be kept in {folder} ({error.strerror}); set GEARSAIL_CACHE", BackendWarning, stacklevel=2
-        )
-        return _private_folder()
-
-
-@cache
-def _private_folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="gearsail-"))
 
 
 def load(source: str, **defines: str | int) -> ctypes.CDLL:

@@ -190,7 +190,8 @@ def attention_backward_sources(
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Return (dscore [E, H], dvalue, dkey): what a source gathers from its out-edges, and the gradient of each edge's score.
 
-    ``dscore``, in the dtype of the sums, is that of GAT's sum before its LeakyReLU, of the whole score for gatv2 and dot. ``saved`` is what :func:`attention` gave.
+    ``dscore``, in the dtype of the sums, is that of GAT's sum before its LeakyReLU, of the whole score for gatv2 and dot; ``saved`` is what
+    :func:`attention` gave.
     """
     value, key, query, vector = operands
     out, high, total = saved
@@ -203,7 +204,8 @@ def attention_backward_sources(
     run = function("attention", "attention_backward_sources", value.dtype, turned.indices.dtype, score)
     run(
         *_graph(turned), out.shape[0], value.shape[0], turned.indices.numel(), _pointer(value), _pointer(key),
-        _pointer(query), _pointer(vector), num_heads, channels, *scoring[1:], _pointer(out), _pointer(dout), _pointer(high), _pointer(total), _pointer(stats),
+        _pointer(query), _pointer(vector), num_heads, channels, *scoring[1:], _pointer(out),
+        _pointer(dout), _pointer(high), _pointer(total), _pointer(stats),
         _pointer(dscore), _pointer(dvalue), _pointer(dkey), torch.get_num_threads(),
     )  # fmt: skip
     return dscore, dvalue, dkey
@@ -265,11 +267,17 @@ def _rows(x: Tensor) -> Tensor:
 
 def _empty(*shape: int, like: Tensor) -> Tensor:
     out = torch.empty(shape, dtype=like.dtype)
-    if out.nbytes >= _HUGE_BYTES and _libc() is not None:
+    if out.nbytes >= _HUGE_BYTES:
+        _ask_for_huge_pages(out)
+    return out
+
+
+def _ask_for_huge_pages(out: Tensor) -> None:
+    libc = _libc()
+    if libc is not None:
         first = -(-out.data_ptr() // _PAGE_BYTES) * _PAGE_BYTES
         length = (out.data_ptr() + out.nbytes - first) // _PAGE_BYTES * _PAGE_BYTES
-        _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), _MADV_HUGEPAGE)  # advice: it may be refused
-    return out
+        libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), _MADV_HUGEPAGE)  # advice: it may be refused
 
 
 @cache

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from runner.kernels.cpu.build import BackendWarning, BuildError, load
+from runner.kernels.cache import BackendWarning
+from runner.kernels.cpu.build import BuildError, load
 
 STORAGE = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}
 _INDEX = {torch.int32: "int32_t", torch.int64: "int64_t"}

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from runner.kernels.cpu.build import BackendWarning, cache_folder
+from runner.kernels.cache import BackendWarning, cache_folder
 
 STORAGE = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}
 INDEX = {torch.int32: "int", torch.int64: "int64"}
@@ -97,7 +97,9 @@ def is_available() -> bool:
         _load(cupy, "elementwise", "epilogue_backward", {"STORAGE": "float", "INDEX": "int", "GROUP": 1, "VEC": 1})
     except Exception as error:  # CuPy, NVRTC and the driver each have exceptions of their own
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        warnings.warn(f"CUDA kernels of our own are off, torch's ops run instead: {reason}", BackendWarning, stacklevel=2)
+        warnings.warn(
+            f"CUDA kernels of our own are off, torch's ops run instead: {reason}", BackendWarning, stacklevel=2
+        )
         return False
     return True
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from runner.errors import VerificationError
-from runner.kernels.formats import Factory, Kernel, Part, SpMM, coo_torch, csr_torch, dense_blocks
+from runner.kernels.formats import Factory, Kernel, Part, SpMM, coo_torch, csr_native, csr_torch, dense_blocks
 
 _SAMPLED_ROWS = 64
 _TOLERANCE = 1e-5  # of the sum of absolute products in a row
@@ -61,7 +61,7 @@ class Candidates:
         """Return the kernels of a part, built at the first call."""
         if name not in self.kernels:
             part = getattr(self, name)
-            factories: list[Factory] = [csr_torch, *extra]
+            factories: list[Factory] = [csr_native, csr_torch, *extra]
             if name == "inter":
                 factories.insert(0, coo_torch)
             if name == "intra":
