@@ -22,12 +22,16 @@ from rich.table import Table
 from runner.errors import UserError
 from runner.results import FAILED, FINISHED, INTERRUPTED, RunFolder
 from runner.schema import Config
-from runner.tasks import benchmark, train
+from runner.tasks import benchmark, kernels, train
 from runner.tasks.context import Context
 from runner.tracking import Sinks, open_sinks
 from runner.validation import unused
 
-TASKS: dict[str, Callable[[Context], dict[str, Any]]] = {"train": train.run, "benchmark": benchmark.run}
+TASKS: dict[str, Callable[[Context], dict[str, Any]]] = {
+    "train": train.run,
+    "benchmark": benchmark.run,
+    "kernels": kernels.run,
+}
 _PLAIN_WIDTH = 170  # columns of a table that goes to a file or a pipe
 
 

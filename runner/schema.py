@@ -15,6 +15,20 @@ from runner.errors import ConfigError, suggestion
 
 STRATEGIES = ("baseline", "native", "density_adaptive")
 MODELS = ("gcn", "sage", "gin", "gat", "gatv2", "sgc", "appnp", "custom")
+KERNEL_OPS = (
+    "spmm_sum",
+    "spmm_mean",
+    "spmm_weighted",
+    "spmm_per_head",
+    "spmm_max",
+    "spmm_min",
+    "sddmm_dot",
+    "edge_softmax",
+    "attention_gat",
+    "attention_gatv2",
+    "attention_dot",
+    "sparse_linear",
+)
 GRAPH_MODELS = ("gcn", "gin", "custom")
 SAMPLED_MODELS = ("gcn", "sage", "gin", "gat", "gatv2", "custom")
 
@@ -214,12 +228,24 @@ class LoggerConfig:
 class TaskConfig:
     """What is done with the experiment."""
 
-    name: str = option("train", "task", choices=("train", "benchmark"))
+    name: str = option("train", "task", choices=("train", "benchmark", "kernels"))
     compare: list[str] = option(
         ["baseline", "density_adaptive"], "benchmark: strategies; baseline is always the reference", choices=STRATEGIES
     )
     num_warmup: int = option(5, "benchmark: untimed steps of each strategy", low=0, high=10**5)
     num_steps: int = option(40, "benchmark: timed steps of each strategy, interleaved", low=3, high=10**6)
+    ops: list[str] = option([], "kernels: ops; empty: all", choices=KERNEL_OPS)
+    graphs: list[str] = option(
+        [], "kernels: planted_small, planted_large, stems of files in dataset.root; empty: all of them"
+    )
+    num_features: list[int] = option(
+        [16, 32, 64, 128, 256], "kernels: widths; a multiple of 8 (heads) for ops with heads", low=1, high=65536
+    )
+    dtypes: list[str] = option(["float32"], "kernels: dtypes", choices=("float32", "float64", "bfloat16"))
+    num_rounds: int = option(15, "kernels: timed calls of each library, in turns", low=3, high=10**5)
+    case_seconds: float = option(
+        3.0, "kernels: no further round of a case after so many s, but three at least", low=0, high=1e5
+    )
 
 
 @dataclass

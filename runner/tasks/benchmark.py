@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import gc
 import math
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
 from rich.table import Table
 
 from runner.gnn.batches import FullGraph
@@ -25,6 +22,7 @@ from runner.progress import Bar
 from runner.results import mean_std, spread
 from runner.tasks.context import Context, begin
 from runner.tasks.full_graph import FullGraphExperiment, prepare_strategy
+from runner.tasks.measure import peak_memory, seconds
 from runner.units import format_bytes
 
 _CURVE_LIMIT = 1e-4
@@ -92,39 +90,8 @@ def _time_steps(context: Context, experiment: FullGraphExperiment, entries: dict
         for round_number in range(config.task.num_steps):
             shift = round_number % len(names)
             for name in names[shift:] + names[:shift]:
-                entries[name].step_s.append(_seconds(partial(step, name), experiment.device))
+                entries[name].step_s.append(seconds(partial(step, name), experiment.device))
             bar.step()
-
-
-def _seconds(work: Callable[[], None], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def peak_memory(work: Callable[[], None], device: torch.device) -> int:
-    """Return the most memory, in bytes, that torch's allocator of a device held at once during ``work`` beyond what they held before."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        work()
-        return torch.cuda.max_memory_allocated() - before
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        work()
-    assert profile.profiler is not None
-    recorded = profile.profiler.kineto_results
-    assert recorded is not None
-    changes = sorted((event.start_ns(), event.nbytes()) for event in recorded.events() if event.name() == "[memory]")
-    held = highest = 0
-    for _, change in changes:
-        held += change
-        highest = max(highest, held)
-    return highest
 
 
 def _train(context: Context, experiment: FullGraphExperiment, entries: dict[str, Entry]) -> None:

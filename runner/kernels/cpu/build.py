@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -28,6 +29,7 @@ _SOURCES = Path(__file__).parent
 _FLAGS = ("-O2", "-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _one_at_a_time = threading.Lock()
+_compile_s = 0.0
 
 
 class BuildError(Exception):
@@ -114,7 +116,14 @@ def _is_whole(entry: Path) -> bool:
     return hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]
 
 
+def compile_seconds() -> float:
+    """Return the seconds that this process has spent in the compiler."""
+    return _compile_s
+
+
 def _compile(command: list[str], entry: Path) -> None:
+    global _compile_s
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=entry.parent) as folder:
         built = Path(folder, "built.so")
         done = subprocess.run([*command, "-o", str(built)], capture_output=True, text=True, check=False)
@@ -124,3 +133,4 @@ def _compile(command: list[str], entry: Path) -> None:
         content = built.read_bytes()
         built.write_bytes(content + hashlib.sha256(content).digest())
         built.replace(entry)
+    _compile_s += time.perf_counter() - start

@@ -19,3 +19,14 @@ def _has_kernels(kind: str) -> bool:
     from runner.kernels.cpu.library import is_available
 
     return kind == "cpu" and is_available()
+
+
+def seconds_compiling(device: torch.device) -> float:
+    """Return the seconds that this process has spent compiling and loading kernels for a device; they are in no op's time but its first."""
+    if device.type == "cuda":
+        from runner.kernels.cuda.library import compile_seconds as cuda_seconds
+
+        return cuda_seconds()
+    from runner.kernels.cpu.build import compile_seconds
+
+    return compile_seconds()

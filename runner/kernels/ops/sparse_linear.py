@@ -41,6 +41,10 @@ class SparseFeatures:
         pattern = Adjacency.from_csr(indptr.to(torch.int64), indices, num_features)
         return SparseFeatures(pattern, None if bool((values == 1).all()) else values)
 
+    def to(self, device: torch.device | str) -> SparseFeatures:
+        """Return them on another device."""
+        return SparseFeatures(self.pattern.to(device), None if self.values is None else self.values.to(device))
+
     @staticmethod
     def from_dense(x: Tensor) -> SparseFeatures:
         """Keep what is not 0 of x, float [N, Fi]."""
