@@ -5,9 +5,10 @@ Legend: N destination nodes (rows), M source nodes (columns), E edges. A[i, j] =
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -183,6 +184,11 @@ class Adjacency:
         if dtype not in self._mean_scales:
             self._mean_scales[dtype] = (1 / self.in_degrees.clamp(min=1).double()).to(dtype)
         return self._mean_scales[dtype]
+
+    @cached_property
+    def ready(self) -> dict[Any, Callable[..., Tensor] | None]:
+        """Calls on this graph with all but the call itself done, by what they depend on; for ops to keep."""
+        return {}
 
     @cached_property
     def _mean_scales(self) -> dict[torch.dtype, Tensor]:

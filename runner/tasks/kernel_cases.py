@@ -144,7 +144,11 @@ class GraphCases:
         wide, narrow = (num_nodes, NUM_HEADS, channels), (num_nodes, NUM_HEADS)
         shapes = {"gat": (wide, narrow, narrow), "gatv2": (wide, wide, wide[1:]), "dot": (wide, wide, wide)}[score]
         operands = tuple(self._random(*shape).requires_grad_() for shape in shapes)
-        function: Callable[..., Tensor] = {"gat": gat_attention, "gatv2": gatv2_attention, "dot": partial(dot_attention, scale=1.0)}[score]
+        functions: dict[str, Callable[..., Tensor]] = {
+            "gat": gat_attention,
+            "gatv2": gatv2_attention,
+            "dot": partial(dot_attention, scale=1.0),
+        }
         upstream = self._random(*wide)
         if score == "dot":
             operands = (operands[0], (operands[1].detach() / channels**0.5).requires_grad_(), operands[2])
@@ -159,7 +163,7 @@ class GraphCases:
         return Case(
             op,
             width,
-            partial(there_and_back, partial(function, self.adjacency, *operands)),
+            partial(there_and_back, partial(functions[score], self.adjacency, *operands)),
             {name: partial(there_and_back, work) for name, work in self.peers.attention(score, operands).items()},
             3 * self._graph_bytes + 3 * operand_bytes + 3 * upstream.nbytes + scores,
             "forward+backward",

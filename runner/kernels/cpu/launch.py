@@ -6,13 +6,15 @@ Legend: N rows, M columns, E edges, F features, H heads, C channels a head. Ever
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from runner.kernels.adjacency import Csr
-from runner.kernels.cpu.library import function, last_cache_bytes
+from runner.kernels.cpu.library import SpmmCall, function, last_cache_bytes
 from runner.kernels.parameters import ACTIVATIONS, SCORES, Epilogue, Scoring, sum_dtype
 
 _REDUCE = {"sum": 0, "max": 1, "min": 2}
@@ -47,32 +49,67 @@ def spmm(
         with_places: whether max and min also return the entry that each output took, [N, F], -1 for none.
         reach: see :attr:`runner.kernels.adjacency.Adjacency.reach`.
     """
-    num_rows, num_features = csr.indptr.numel() - 1, x.shape[1]
-    y = _empty(num_rows, num_features, like=x)
-    places = _empty(num_rows, num_features, like=csr.indices) if with_places else None
-    num_heads = 1 if weight is None else weight.shape[1]
-    weighting = _weighting(weight, col_scale, num_heads, num_features)
     x = _rows(x)
-    packed = _room_to_pack(csr, x, reach) if weighting < 2 or (weighting == 2 and num_heads <= _MAX_HEADS) else None
-    run = function(
-        "spmm",
-        "spmm",
-        x.dtype,
-        csr.indices.dtype,
-        ("REDUCE", _REDUCE[reduce]),
-        ("WEIGHTING", weighting),
-        ("PLACES", int(with_places)),
-    )
-    run(
-        *_graph(csr), csr.indices.numel(), _pointer(x), x.shape[0], x.stride(0), num_features, _pointer(weight), num_heads,
-        _pointer(epilogue.row_scale), _pointer(col_scale), _pointer(epilogue.bias), *_activation(epilogue),
-        _pointer(y), _pointer(places), _pointer(packed), _SLICE, torch.get_num_threads(),
+    num_heads = 1 if weight is None else weight.shape[1]
+    variant = (("REDUCE", _REDUCE[reduce]), ("PLACES", int(with_places)))
+    run = _spmm_call(csr, x, num_heads, weight is not None, col_scale, epilogue, reach, *variant)
+    return run(x, weight)
+
+
+def ready_spmm(
+    csr: Csr, x: Tensor, weight: Tensor | None, reduce: str, row_scale: Tensor | None, reach: int
+) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """Return :func:`spmm`, with a row scale at most, for operands of these shapes and strides, all done but the call itself.
+
+    Args:
+        csr, reduce, row_scale, reach: as there.
+        x: [M, …], rows of neighbouring elements.
+        weight: [E, H], contiguous, or None; the call takes it in any shape.
+    """
+    flat = x.detach().reshape(x.shape[0], -1) if x.dim() > 2 else x.detach()
+    num_heads = 1 if weight is None else weight.shape[1]
+    variant = (("REDUCE", _REDUCE[reduce]), ("PLACES", 0))
+    epilogue = Epilogue(row_scale)
+    run = _spmm_call(csr, flat, num_heads, weight is not None, None, epilogue, reach, *variant, trailing=x.shape[1:])
+    return lambda x, weight: run(x, weight)[0]
+
+
+def _spmm_call(
+    csr: Csr, x: Tensor, num_heads: int, is_weighted: bool, col_scale: Tensor | None, epilogue: Epilogue, reach: int,
+    *variant: tuple[str, int], trailing: tuple[int, ...] | None = None,
+) -> Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]:  # fmt: skip
+    """Return what takes x and weight and calls the kernel; ``trailing`` dimensions of the result are those of x unless given."""
+    num_rows, num_features = csr.indptr.numel() - 1, x.shape[1]
+    with_places = ("PLACES", 1) in variant
+    weighting = _weighting(is_weighted, col_scale, num_heads, num_features)
+    can_pack = weighting < 2 or (weighting == 2 and num_heads <= _MAX_HEADS)
+    room = _rows_to_pack(csr, x, reach) if can_pack else 0
+    kernel = function("spmm", "spmm", x.dtype, csr.indices.dtype, *variant, ("WEIGHTING", weighting))
+    activation, *numbers = _activation(epilogue)
+    call = SpmmCall(
+        *_graph(csr), csr.indices.numel(), x.shape[0], x.stride(0), num_features, num_heads, _pointer(epilogue.row_scale),
+        _pointer(col_scale), _pointer(epilogue.bias), activation, *numbers, _SLICE,
     )  # fmt: skip
-    return y, places
+    held = (call, csr, col_scale, epilogue)  # what is pointed to
+    address, dtype, index_dtype = ctypes.addressof(call), x.dtype, csr.indices.dtype
+    shape = (num_rows, *(trailing or (num_features,)))
+    is_huge = num_rows * num_features * x.element_size() >= _HUGE_BYTES
+
+    def run(x: Tensor, weight: Tensor | None, _held: Any = held) -> tuple[Tensor, Tensor | None]:
+        y = torch.empty(shape, dtype=dtype)
+        if is_huge:
+            _ask_for_huge_pages(y)
+        places = torch.empty(shape, dtype=index_dtype) if with_places else None
+        packed = torch.empty(room, _SLICE + _MAX_LANES, dtype=dtype) if room else None
+        pointers = (x.data_ptr(), _pointer(weight), y.data_ptr(), _pointer(places), _pointer(packed))
+        kernel(address, *pointers, torch.get_num_threads())
+        return y, places
+
+    return run
 
 
-def _room_to_pack(csr: Csr, x: Tensor, reach: int) -> Tensor | None:
-    """Return scratch for slices of x where its rows don't fit the cache, a slice of them does, and edges reuse them; else None."""
+def _rows_to_pack(csr: Csr, x: Tensor, reach: int) -> int:
+    """Return M where slices of x are to be packed: its rows don't fit the cache, a slice of them does, and edges reuse them; else 0."""
     num_rows, num_features = x.shape
     row_bytes, cache_bytes = num_features * x.element_size(), last_cache_bytes()
     if (
@@ -80,10 +117,8 @@ def _room_to_pack(csr: Csr, x: Tensor, reach: int) -> Tensor | None:
         or reach * row_bytes <= cache_bytes * 3 // 8
         or csr.indices.numel() < _MIN_REUSE * num_rows
     ):
-        return None
-    if num_rows * _SLICE * x.element_size() > cache_bytes:
-        return None
-    return _empty(num_rows, _SLICE + _MAX_LANES, like=x)
+        return 0
+    return 0 if num_rows * _SLICE * x.element_size() > cache_bytes else num_rows
 
 
 def epilogue_backward(dy: Tensor, y: Tensor, epilogue: Epilogue) -> Tensor:
@@ -229,11 +264,11 @@ def attention_backward_destinations(
     return dquery, parts.sum(0).to(vector.dtype)
 
 
-def _weighting(weight: Tensor | None, col_scale: Tensor | None, num_heads: int, num_features: int) -> int:
+def _weighting(is_weighted: bool, col_scale: Tensor | None, num_heads: int, num_features: int) -> int:
     """The WEIGHTING of spmm.cpp: none, a factor an edge, a weight per edge and head, a weight per edge and feature."""
     if num_heads > 1:
         return 3 if num_heads == num_features else 2
-    return 0 if weight is None and col_scale is None else 1
+    return 0 if not is_weighted and col_scale is None else 1
 
 
 def _activation(epilogue: Epilogue) -> tuple[int, float, float, int]:

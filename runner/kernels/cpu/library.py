@@ -19,7 +19,7 @@ _INDEX = {torch.int32: "int32_t", torch.int64: "int64_t"}
 # p pointer, n 64-bit count, i int, d double; the last argument of every function is the number of threads
 _GRAPH = "pppp" + "n"
 _SIGNATURES = {
-    "spmm": _GRAPH + "n" + "pnnn" + "pn" + "ppp" + "iddn" + "pp" + "pn" + "i",
+    "spmm": "ppppppi",
     "sddmm": _GRAPH + "pnpn" + "nn" + "p" + "i",
     "epilogue_backward": "pp" + "nn" + "iddn" + "p" + "i",
     "extremum_grad_x": _GRAPH + "ppp" + "n" + "pn" + "pp" + "p" + "i",
@@ -31,6 +31,22 @@ _SIGNATURES = {
     "attention_backward_destinations": _GRAPH + "nnn" + "ppp" + "nn" + "d" + "p" + "pp" + "n" + "i",
 }
 _TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "i": ctypes.c_int, "d": ctypes.c_double}
+
+
+class SpmmCall(ctypes.Structure):
+    """Everything about a product but the arrays that change from call to call; the layout of ``Call`` in spmm.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("indptr", "indices", "edge_ids", "blocks")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("num_blocks", "num_entries", "num_columns", "x_stride", "num_features", "num_heads")
+        ),
+        *((name, ctypes.c_void_p) for name in ("row_scale", "col_scale", "bias")),
+        ("activation", ctypes.c_int64),
+        *((name, ctypes.c_double) for name in ("slope", "dropout")),
+        *((name, ctypes.c_int64) for name in ("seed", "slice")),
+    )
 
 
 @cache

@@ -187,11 +187,12 @@ __attribute__((noinline)) void finish(const Problem& p, const Vectors& vectors, 
 // Fetches what the entry kPrefetchAhead further on will read: the hardware can't foresee a gather.
 template <int W, int NV>
 inline void prefetch(const Problem& p, const Pass<W>& pass, int64_t entry) {
+  if constexpr (WEIGHTING == kPerHead || WEIGHTING == kPerChannel)
+    if (p.edge_ids) __builtin_prefetch(p.weight + int64_t(p.edge_ids[entry]) * p.num_heads);
+  if (!p.is_far) return;
   const S* row = p.x + int64_t(p.indices[entry]) * p.x_stride + pass.vectors.offset[0];
 #pragma GCC unroll 16
   for (int v = 0; v < NV; v += (64 / int(sizeof(S)) + W - 1) / W) __builtin_prefetch(row + v * W);
-  if constexpr (WEIGHTING == kPerHead || WEIGHTING == kPerChannel)
-    if (p.edge_ids) __builtin_prefetch(p.weight + int64_t(p.edge_ids[entry]) * p.num_heads);
 }
 
 // Calls take(vector, message, entry, chain) for entries [tile, tile_end); neighbouring entries have different chains of NUM_CHAINS, so that
@@ -231,7 +232,8 @@ template <int W, int NV>
 void rows(const Problem& p, const Pass<W>& pass, int64_t first_row, int64_t end_row) {
   constexpr int kNumChains = NV <= 2 && !PLACES ? 2 : 1;
   A room[kTile];
-  const int64_t prefetch_end = p.is_far ? p.indptr[end_row] - kPrefetchAhead : 0;
+  const bool has_far = p.is_far || ((WEIGHTING == kPerHead || WEIGHTING == kPerChannel) && p.edge_ids);
+  const int64_t prefetch_end = has_far ? p.indptr[end_row] - kPrefetchAhead : 0;
   for (int64_t row = first_row; row < end_row; ++row) {
     const int64_t begin = p.indptr[row], end = p.indptr[row + 1];
     Row<W, NV> chains[kNumChains];
@@ -322,13 +324,25 @@ void run(Problem p, S* packed, int64_t slice, int num_threads) {
 
 }  // namespace
 
-extern "C" void spmm(const int64_t* indptr, const I* indices, const I* edge_ids, const int64_t* blocks, int64_t num_blocks,
-                     int64_t num_entries, const S* x, int64_t num_columns, int64_t x_stride, int64_t num_features, const S* weight, int64_t num_heads,
-                     const S* row_scale, const S* col_scale, const S* bias, int activation, double slope, double dropout,
-                     int64_t seed, S* y, I* places,
-                     S* packed, int64_t slice, int num_threads) {
-  const Problem p{indptr, indices, edge_ids, blocks, num_blocks, x, num_columns, x_stride, num_features, weight, num_heads, col_scale,
-                  y, places, Epilogue<S>(row_scale, bias, activation, slope, dropout, seed), num_entries * num_heads,
-                  num_columns * num_features * int64_t(sizeof(S)) > kCoreCacheBytes};
-  with_width<kLanes<S>>(num_features, [&](auto width) { run<decltype(width)::value>(p, packed, slice, num_threads); });
+// Everything about a product but the arrays that change from call to call; the layout of library.SpmmCall.
+struct Call {
+  const int64_t* indptr;
+  const I* indices;
+  const I* edge_ids;
+  const int64_t* blocks;
+  int64_t num_blocks, num_entries, num_columns, x_stride, num_features, num_heads;
+  const S* row_scale;
+  const S* col_scale;
+  const S* bias;
+  int64_t activation;
+  double slope, dropout;
+  int64_t seed, slice;
+};
+
+extern "C" void spmm(const Call* c, const S* x, const S* weight, S* y, I* places, S* packed, int num_threads) {
+  const Problem p{c->indptr, c->indices, c->edge_ids, c->blocks, c->num_blocks, x, c->num_columns, c->x_stride, c->num_features, weight,
+                  c->num_heads, c->col_scale, y, places,
+                  Epilogue<S>(c->row_scale, c->bias, int(c->activation), c->slope, c->dropout, c->seed), c->num_entries * c->num_heads,
+                  c->num_columns * c->num_features * int64_t(sizeof(S)) > kCoreCacheBytes};
+  with_width<kLanes<S>>(p.num_features, [&](auto width) { run<decltype(width)::value>(p, packed, c->slice, num_threads); });
 }

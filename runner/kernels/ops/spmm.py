@@ -5,7 +5,7 @@ Legend: N destinations, M sources, E edges, F features, H heads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from runner.errors import UserError, suggestion
 from runner.kernels import reference
 from runner.kernels.adjacency import Adjacency, Csr
+from runner.kernels.cpu import launch as cpu_launch
 from runner.kernels.ops.backend import has_kernels
 from runner.kernels.ops.checks import check_features, check_shape, num_heads_of
 from runner.kernels.ops.registry import Gradients, define, launcher
@@ -58,6 +59,15 @@ def spmm(
     Raises:
         UserError: where a shape, dtype, device or name doesn't fit; it names the argument and both shapes.
     """
+    is_plain = row_scale is None and col_scale is None and bias is None and activation == "identity" and not dropout
+    if is_plain and not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()):
+        key = _key(x, weight, reduce)
+        ready = adjacency.ready.get(key)
+        if ready is None and key not in adjacency.ready:
+            _check(adjacency, x, weight, reduce, None, Epilogue())
+            ready = adjacency.ready[key] = _prepare(adjacency, x, weight, reduce)
+        if ready is not None and not _needs_gradient(x, weight):
+            return ready(x, weight)
     epilogue = Epilogue(
         row_scale, bias, activation, _SLOPES.get(activation, 0.0) if slope is None else slope, dropout, seed
     )
@@ -83,6 +93,33 @@ def spmm(
         )
         y, _ = _extremum(flat, *tensors, bias, reduce, needs_places, *told, *adjacency.csr, *turned, entries)
     return y.reshape(y.shape[0], *x.shape[1:])
+
+
+def _key(x: Tensor, weight: Tensor | None, reduce: str) -> tuple[Any, ...]:
+    """What a prepared call depends on."""
+    if weight is None:
+        return reduce, x.shape, x.stride(), x.dtype, x.device
+    return reduce, x.shape, x.stride(), x.dtype, x.device, weight.shape, weight.stride(), weight.dtype, weight.device
+
+
+def _needs_gradient(x: Tensor, weight: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad))
+
+
+def _prepare(adjacency: Adjacency, x: Tensor, weight: Tensor | None, reduce: str) -> Callable[..., Tensor] | None:
+    """Return a call for checked operands of these shapes and strides, where they can be handed on as they are; else None.
+
+    Small graphs need it: checking and converting take longer than their kernels.
+    """
+    is_flat = x.shape[1:].numel() > 0 and (x.is_contiguous() or (x.dim() == 2 and x.stride(1) == 1))
+    can_take = is_flat and (weight is None or weight.is_contiguous())
+    if not can_take or x.device.type != "cpu" or not has_kernels(x.device):
+        return None
+    num_heads = 1 if weight is None else weight.shape[1:].numel()
+    shaped = None if weight is None else weight.detach().reshape(adjacency.num_edges, num_heads)
+    row_scale = adjacency.mean_scale(x.dtype) if reduce == "mean" else None
+    reduce = "sum" if reduce == "mean" else reduce
+    return cpu_launch.ready_spmm(adjacency.csr, x, shaped, reduce, row_scale, adjacency.reach)
 
 
 def _check(
