@@ -298,6 +298,7 @@ void backward_rows(const Graph& turned, const Graph& forward, const Operands& o,
       exponentials.resize(count);
       for (int64_t k = 0; k < count; ++k) {
         prefetch<W>(s.dout + int64_t(indices[k]) * D, g);
+        __builtin_prefetch(s.dscore + turned.edge(first + k) * H + g.first_head, 1);
         const Vector scores = SCORE == kGat ? leaky<W>(key + stat(indices[k], kQuery), o.slope) : score<W>(forward, o, g, j, indices[k]);
         exponentials.put(k, scores - stat(indices[k], kHigh));
       }

@@ -171,7 +171,7 @@ def sddmm(csr: Csr, u: Tensor, v: Tensor, operation: str, num_heads: int) -> Ten
     out = _empty(csr.indices.numel(), num_heads if operation == "dot" else u.shape[1], like=u)
     run = function("sddmm", "sddmm", u.dtype, csr.indices.dtype, ("OPERATION", _OPERATION[operation]))
     run(
-        *_graph(csr), _pointer(u), u.stride(0), _pointer(v), v.stride(0), u.shape[1], num_heads, _pointer(out),
+        *_graph(csr), csr.indices.numel(), _pointer(u), u.stride(0), _pointer(v), v.stride(0), u.shape[1], num_heads, _pointer(out),
         torch.get_num_threads(),
     )  # fmt: skip
     return out

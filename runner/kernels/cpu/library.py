@@ -20,7 +20,7 @@ _INDEX = {torch.int32: "int32_t", torch.int64: "int64_t"}
 _GRAPH = "pppp" + "n"
 _SIGNATURES = {
     "spmm": "ppppppi",
-    "sddmm": _GRAPH + "pnpn" + "nn" + "p" + "i",
+    "sddmm": _GRAPH + "n" + "pnpn" + "nn" + "p" + "i",
     "epilogue_backward": "pp" + "nn" + "iddn" + "p" + "i",
     "extremum_grad_x": _GRAPH + "ppp" + "n" + "pn" + "pp" + "p" + "i",
     "extremum_grad_weight": _GRAPH + "pp" + "pn" + "nn" + "pp" + "p" + "i",

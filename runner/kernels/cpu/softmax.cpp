@@ -11,11 +11,19 @@ typedef Compute<S> A;
 
 namespace {
 
+constexpr int64_t kPrefetchAhead = 24;  // edges: their ids may be anywhere
+
 struct Problem {
   const int64_t* indptr;
   const I* edge_ids;
   int64_t num_entries, num_heads;
   int64_t at(int64_t entry) const { return (edge_ids ? int64_t(edge_ids[entry]) : entry) * num_heads; }
+  inline void prefetch(const S* from, const S* to, int64_t entry) const {
+    if (!edge_ids || entry + kPrefetchAhead >= num_entries) return;
+    const int64_t later = at(entry + kPrefetchAhead);
+    __builtin_prefetch(from + later);
+    __builtin_prefetch(to + later, 1);
+  }
   int64_t size() const { return num_entries * num_heads; }
 };
 
@@ -28,7 +36,10 @@ inline void softmax_row(const Problem& p, Tile<A, W>& tile, const S* logits, int
   if (tile.pitch == 1 && !p.edge_ids && p.num_heads == 1) {  // contiguous already
     for (int64_t k = 0; k < n; ++k) tile.row(0)[k] = value(logits + begin + k);
   } else {
-    for (int64_t k = 0; k < n; ++k) tile.put(k, load_heads<W>(logits, p.at(begin + k) + first, count, p.size()));
+    for (int64_t k = 0; k < n; ++k) {
+      p.prefetch(logits, out, begin + k);
+      tile.put(k, load_heads<W>(logits, p.at(begin + k) + first, count, p.size()));
+    }
   }
   tile.pad(n, -std::numeric_limits<A>::infinity());
   const Lanes<A, W> total = tile.exponentiate(tile.high());
@@ -41,6 +52,8 @@ inline void softmax_backward_row(const Problem& p, const S* a, const S* da, int6
   Lanes<A, W> dot = splat<A, W>(A(0));
   for (int64_t k = p.indptr[row]; k < p.indptr[row + 1]; ++k) {
     const int64_t at = p.at(k) + first;
+    p.prefetch(a, dlogits, k);
+    if (p.edge_ids && k + kPrefetchAhead < p.num_entries) __builtin_prefetch(da + p.at(k + kPrefetchAhead));
     dot += load_heads<W>(a, at, count, p.size()) * load_heads<W>(da, at, count, p.size());
   }
   for (int64_t k = p.indptr[row]; k < p.indptr[row + 1]; ++k) {
