@@ -242,9 +242,9 @@ class TaskConfig:
         [16, 32, 64, 128, 256], "kernels: widths; a multiple of 8 (heads) for ops with heads", low=1, high=65536
     )
     dtypes: list[str] = option(["float32"], "kernels: dtypes", choices=("float32", "float64", "bfloat16"))
-    num_rounds: int = option(15, "kernels: timed calls of each library, in turns", low=3, high=10**5)
+    num_rounds: int = option(11, "kernels: timed calls of each library, in turns", low=3, high=10**5)
     case_seconds: float = option(
-        3.0, "kernels: no further round of a case after so many s, but three at least", low=0, high=1e5
+        1.0, "kernels: no further round of a case after so many s, but three at least", low=0, high=1e5
     )
 
 

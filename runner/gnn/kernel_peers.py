@@ -3,7 +3,7 @@
 Each function returns, by library, a call that does the work once. What a library can prepare beforehand (its graph, a matrix with the
 weights in it) is prepared outside the call.
 
-Legend: N destinations, M sources, E edges, F features, H heads, C channels a head. Edges are sorted by destination, then source.
+Legend: N destinations, M sources, E edges, F features, H heads, C channels a head.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Peers:
     """The libraries on one graph.
 
     Args:
-        adjacency: edge e is entry e, on the device to measure.
+        adjacency: on the device to measure.
         max_edge_bytes: PyG is left out where a value per edge and feature would take more.
     """
 
@@ -103,7 +103,8 @@ class Peers:
 
     def _matrix(self, dtype: torch.dtype, weight: Tensor | None) -> Tensor:
         adjacency = self._adjacency
-        values = torch.ones(adjacency.num_edges, dtype=dtype, device=adjacency.device) if weight is None else weight
+        ones = torch.ones(adjacency.num_edges, dtype=dtype, device=adjacency.device)
+        values = ones if weight is None else weight[adjacency.edge_ids]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sparse CSR tensor support")
             return torch.sparse_csr_tensor(

@@ -22,7 +22,7 @@ from runner.progress import Bar
 from runner.results import mean_std, spread
 from runner.tasks.context import Context, begin
 from runner.tasks.full_graph import FullGraphExperiment, prepare_strategy
-from runner.tasks.measure import peak_memory, seconds
+from runner.tasks.measure import in_turns, peak_memory
 from runner.units import format_bytes
 
 _CURVE_LIMIT = 1e-4
@@ -86,12 +86,11 @@ def _time_steps(context: Context, experiment: FullGraphExperiment, entries: dict
             peak_memory(partial(step, name), experiment.device) + entries[name].prepared.resident_bytes
         )
     gc.collect()
+    works = {name: partial(step, name) for name in names}
     with Bar(context.console, "timing", config.task.num_steps) as bar:
-        for round_number in range(config.task.num_steps):
-            shift = round_number % len(names)
-            for name in names[shift:] + names[:shift]:
-                entries[name].step_s.append(seconds(partial(step, name), experiment.device))
-            bar.step()
+        times = in_turns(works, config.task.num_steps, experiment.device, on_round=bar.step)
+    for name, samples in times.items():
+        entries[name].step_s += samples
 
 
 def _train(context: Context, experiment: FullGraphExperiment, entries: dict[str, Entry]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,22 +26,29 @@ def seconds(work: Work, device: torch.device) -> float:
 
 
 def in_turns(
-    works: Mapping[str, Work], num_rounds: int, device: torch.device, budget_s: float = float("inf")
+    works: Mapping[str, Work],
+    num_rounds: int,
+    device: torch.device,
+    budget_s: float = float("inf"),
+    on_round: Callable[[], None] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Time each work once a round, each round beginning with another, so that whatever the machine does meanwhile hits all alike.
+    """Time each work once a round, each round in another order, so that what runs before it and whatever the machine does hit all alike.
 
     Args:
         works: by name; they have run before.
         num_rounds: at most so many rounds.
         device: where they run.
         budget_s: no new round after so many seconds, but three at least.
+        on_round: called after each round.
     """
-    names, samples = list(works), {name: list[float]() for name in works}
+    order, samples = list(works), {name: list[float]() for name in works}
+    shuffle = random.Random(0).shuffle
     began = time.perf_counter()
     for number in range(num_rounds):
-        shift = number % len(names)
-        for name in names[shift:] + names[:shift]:
+        shuffle(order)
+        for name in order:
             samples[name].append(seconds(works[name], device))
+        on_round()
         if number >= 2 and time.perf_counter() - began > budget_s:
             break
     return samples

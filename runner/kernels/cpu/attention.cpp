@@ -156,7 +156,7 @@ inline void accumulate_passes(const Group<W>& g, int64_t first, int64_t count, i
 }
 template <int W, class Term>
 void accumulate(const Group<W>& g, int64_t n, Tile<A, W>& weights, A* sum, std::vector<A>& scratch, Term term) {
-  constexpr int64_t kMost = 4;
+  constexpr int64_t kMost = kMaxVectors;
   const A* start = sum;
   if (g.width % W && g.num_vectors() > kMost) {  // a lane that two passes visit must begin at the same value in both
     scratch.assign(sum, sum + g.width);

@@ -91,8 +91,14 @@ struct Tile {
     if (int64_t(buffer.size()) < n * pitch + 2 * W) buffer.resize(n * pitch + 2 * W);
   }
   A* row(int64_t k) { return buffer.data() + k * pitch; }
-  void put(int64_t k, Vector values) { store<W>(row(k), values); }
-  Vector get(int64_t k) { return load<W>(row(k)); }
+  // One head is put and got as the number it is: vectors that overlap a store of just before would wait for it.
+  void put(int64_t k, Vector values) {
+    if (pitch > 1) return store<W>(row(k), values);
+    A lanes[W];
+    store<W>(lanes, values);
+    *row(k) = lanes[0];
+  }
+  Vector get(int64_t k) { return pitch > 1 ? load<W>(row(k)) : splat<A, W>(*row(k)); }
   // Fills what lies behind n rows in their last vector.
   void pad(int64_t n, A with) { store<W>(row(n), splat<A, W>(with)); }
 
