@@ -342,15 +342,17 @@ void backward_rows(const Graph& turned, const Graph& forward, const Operands& o,
   }
 }
 
-// GATv2's gradients of query and vector for rows [begin_row, end_row), from dscore; the vector's is added to vector_sum [D].
+// GATv2's gradients of query and vector for rows [begin_row, end_row), from dscore; the vector's is added to vector_sum [D], in fp64 since
+// every edge of the graph adds to it.
 template <int W>
 void destination_rows(const Graph& graph, const Operands& o, const Group<W>& g, const A* dscore, int64_t begin_row, int64_t end_row,
-                      S* dquery, A* vector_sum) {
+                      S* dquery, double* vector_sum) {
   typedef Lanes<A, W> Vector;
   const int64_t H = o.num_heads, D = o.width();
   Tile<A, W> grads(g.num_heads, kTile);
-  std::vector<A> sum(g.width), scratch;
+  std::vector<A> sum(g.width), row_vector_sum(g.width), scratch;
   for (int64_t i = begin_row; i < end_row; ++i) {
+    memset(row_vector_sum.data(), 0, row_vector_sum.size() * sizeof(A));
     const S* here = o.query + i * D + g.column;
     memset(sum.data(), 0, sum.size() * sizeof(A));
     for (int64_t first = graph.indptr[i]; first < graph.indptr[i + 1]; first += kTile) {
@@ -362,10 +364,11 @@ void destination_rows(const Graph& graph, const Operands& o, const Group<W>& g, 
       accumulate<W>(g, count, grads, sum.data(), scratch, [&](int64_t k, int64_t at, Vector grad) {
         return load<W>(o.vector + g.column + at) * (input(k, at) > splat<A, W>(A(0)) ? grad : grad * o.slope);
       });
-      accumulate<W>(g, count, grads, vector_sum + g.column, scratch, [&](int64_t k, int64_t at, Vector grad) {
+      accumulate<W>(g, count, grads, row_vector_sum.data(), scratch, [&](int64_t k, int64_t at, Vector grad) {
         return leaky<W>(input(k, at), o.slope) * grad;
       });
     }
+    for (int64_t d = 0; d < g.width; ++d) vector_sum[g.column + d] += row_vector_sum[d];
     for_vectors<W>(g.width, [&](int64_t at) { store<W>(dquery + i * D + g.column + at, load<W>(sum.data() + at)); });
   }
 }
@@ -406,7 +409,7 @@ extern "C" void attention_backward_sources(const int64_t* indptr, const I* indic
 extern "C" void attention_backward_destinations(const int64_t* indptr, const I* indices, const I* edge_ids, const int64_t* blocks,
                                                 int64_t num_blocks, int64_t num_rows, int64_t num_columns, int64_t num_entries,
                                                 const S* value, const S* query, const S* vector, int64_t num_heads, int64_t channels,
-                                                double slope, const A* dscore, S* dquery, A* dvector_parts, int64_t num_parts,
+                                                double slope, const A* dscore, S* dquery, double* dvector_parts, int64_t num_parts,
                                                 int num_threads) {
   const Graph graph{indptr, indices, edge_ids, blocks, num_blocks, num_rows, num_columns, num_entries};
   const Operands o{value, nullptr, query, vector, num_heads, channels, A(slope), A(1), Dropout(0, 0)};

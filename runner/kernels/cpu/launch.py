@@ -253,7 +253,7 @@ def attention_backward_destinations(
     num_heads, channels = value.shape[1:]
     dquery = _empty(*query.shape, like=query)
     num_parts = min(_MAX_PARTS, csr.row_blocks.numel() - 1)
-    parts = torch.zeros(num_parts, num_heads, channels, dtype=sum_dtype(value.dtype))
+    parts = torch.zeros(num_parts, num_heads, channels, dtype=torch.float64)
     score = ("SCORE", SCORES.index(scoring.score))
     run = function("attention", "attention_backward_destinations", value.dtype, csr.indices.dtype, score)
     run(

@@ -204,23 +204,24 @@ extern "C" __global__ void attention_backward_sources(const int64* indptr, const
 // partial sums [num_parts, H, C].
 extern "C" __global__ void attention_backward_destinations(const int64* indptr, const I* indices, const I* edge_ids, int64 num_rows,
                                                            const S* value_, const S* query, const S* vector, int64 num_heads,
-                                                           int64 channels, double slope, const A* dscore, S* dquery, A* dvector_parts,
+                                                           int64 channels, double slope, const A* dscore, S* dquery, double* dvector_parts,
                                                            int64 num_parts) {
   const Graph g{indptr, indices, edge_ids, num_rows};
   for (int64 number = group_number(); number < num_parts * num_heads; number += num_groups()) {
     const int64 part = number / num_heads, head = number % num_heads;
     for (int64 c = lane_of_group(); c < channels; c += GROUP) {
       const A along = value(vector[head * channels + c]);
-      A vector_sum = A(0);
+      double vector_sum = 0;  // every edge of the graph adds to it
       for (int64 i = part * num_rows / num_parts; i < (part + 1) * num_rows / num_parts; ++i) {
         const A here = value(query[(i * num_heads + head) * channels + c]);
-        A sum = A(0);
+        A sum = A(0), row_vector_sum = A(0);
         for (int64 k = indptr[i]; k < indptr[i + 1]; ++k) {
           const A z = value(value_[(int64(indices[k]) * num_heads + head) * channels + c]) + here;
           const A grad = dscore[g.edge(k) * num_heads + head] * (z > A(0) ? A(1) : A(slope));
           sum += grad * along;
-          vector_sum += grad * z;
+          row_vector_sum += grad * z;
         }
+        vector_sum += row_vector_sum;
         keep(dquery + (i * num_heads + head) * channels + c, sum);
       }
       dvector_parts[number * channels + c] = vector_sum;

@@ -172,7 +172,7 @@ def attention_backward_destinations(
     num_heads, channels = value.shape[1:]
     dquery = _empty(*query.shape, like=query)
     num_parts = max(1, min(_NUM_PARTS, query.shape[0]))
-    parts = _empty(num_parts, num_heads, channels, like=dscore)
+    parts = _empty(num_parts, num_heads, channels, like=dscore, dtype=torch.float64)
     variant = _attention_variant(value, csr, scoring)
     run = library.function("attention", "attention_backward_destinations", **variant)
     _launch(

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from runner.errors import UserError
 
 _LIBRARY = torch.library.Library("gearsail", "DEF")
 
@@ -33,7 +34,8 @@ def define(
         kernel: computes it on any device, without gradients.
         fake: returns empty outputs of the right shape.
         save: ``(ctx, inputs, output)``: keeps what the backward needs.
-        backward: ``(ctx, *output gradients)`` -> gradients of the leading inputs; the others have none. Once differentiable.
+        backward: ``(ctx, *output gradients)`` -> gradients of the leading inputs; the others have none. Its result
+            can't be differentiated again.
     """
     name = schema[: schema.index("(")]
     _LIBRARY.define(schema)
@@ -77,9 +79,14 @@ def _differentiable(
             return output
 
         @staticmethod
-        @once_differentiable
         def backward(ctx: Any, *gradients: Any) -> Any:
-            found = tuple(backward(ctx, *gradients))
+            if torch.is_grad_enabled() and not torch._C._len_torch_dispatch_stack():
+                raise UserError(
+                    f"{op._schema.name}: its gradient can't be differentiated again (create_graph=True); on the CPU, CXX=none in the "
+                    "environment runs torch's ops in its place, which can"
+                )
+            with torch.no_grad():
+                found = tuple(backward(ctx, *gradients))
             return found + (None,) * (num_inputs - len(found))
 
     def run(*inputs: Any) -> Any:
