@@ -16,10 +16,10 @@ inline U mix(U x) {
 
 struct Dropout {
   uint32_t low, high, threshold;  // an element is kept where its 32 random bits are at least the threshold
-  float scale;
+  double scale;
   Dropout(double probability, int64_t seed)
       : low(mix(uint32_t(seed))), high(mix(uint32_t(uint64_t(seed) >> 32) + 0x9e3779b9u)),
-        threshold(uint32_t(probability * 4294967296.0)), scale(float(1.0 / (1.0 - probability))) {}
+        threshold(uint32_t(probability * 4294967296.0)), scale(1.0 / (1.0 - probability)) {}
   bool is_on() const { return threshold != 0; }
   uint32_t row_key(int64_t row) const {
     return mix(mix(uint32_t(row) ^ low) + uint32_t(uint64_t(row) >> 32) + high);

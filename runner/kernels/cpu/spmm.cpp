@@ -228,6 +228,17 @@ __attribute__((noinline)) void take_nan(const Problem& p, const Pass<W>& pass, i
   }
 }
 
+// Moves the sums of a tile to the row's total: a long row rounds as a sum of short ones.
+template <int W, int NV, int NumChains>
+__attribute__((noinline)) void bank(Row<W, NV> (&chains)[NumChains], Lanes<A, W>* total, bool is_first) {
+  for (int v = 0; v < NV; ++v) {
+    Lanes<A, W> sum = chains[0].values[v];
+    if constexpr (NumChains == 2) sum += chains[1].values[v];
+    total[v] = is_first ? sum : total[v] + sum;
+  }
+  for (Row<W, NV>& chain : chains) chain.begin();
+}
+
 template <int W, int NV>
 void rows(const Problem& p, const Pass<W>& pass, int64_t first_row, int64_t end_row) {
   constexpr int kNumChains = NV <= 2 && !PLACES ? 2 : 1;
@@ -238,15 +249,20 @@ void rows(const Problem& p, const Pass<W>& pass, int64_t first_row, int64_t end_
     const int64_t begin = p.indptr[row], end = p.indptr[row + 1];
     Row<W, NV> chains[kNumChains];
     for (int chain = 0; chain < kNumChains; ++chain) chains[chain].begin();
+    Lanes<A, W> total[NV];
     for (int64_t tile = begin, tile_end; tile < end; tile = tile_end) {
-      tile_end = WEIGHTING == kNone || end - tile < kTile ? end : tile + kTile;
+      tile_end = end - tile < kTile ? end : tile + kTile;
       const A* factors = factors_of(p, tile, WEIGHTING == kNone ? 0 : tile_end - tile, room);
+      if (REDUCE == 0 && tile != begin) bank<W, NV>(chains, total, tile == begin + kTile);
       walk<W, NV, kNumChains>(p, pass, tile, tile_end, prefetch_end, factors, [&](int v, Lanes<A, W> m, int64_t entry, auto chain) {
         chains[decltype(chain)::value].take(v, m, Signed<A>(entry - begin));
       });
     }
     Row<W, NV>& state = chains[0];
     if constexpr (kNumChains == 2) state.join(chains[1]);
+    if (REDUCE == 0 && end - begin > kTile) {
+      for (int v = 0; v < NV; ++v) state.values[v] += total[v];
+    }
     if (state.may_hold_nan()) take_nan<W, NV>(p, pass, begin, end, state.values);
     S* y = p.y + row * p.num_features;
     if (begin == end || !p.epilogue.is_identity) {

@@ -8,6 +8,7 @@
 #include "common.cuh"
 
 enum { kNone, kPerEdge, kPerHead, kPerChannel };
+constexpr int64 kTile = 64;  // edges
 
 extern "C" __global__ void spmm(const int64* indptr, const I* indices, const I* edge_ids, int64 num_rows, const S* x, int64 x_stride,
                                 int64 num_features, const S* weight, int64 num_heads, const S* row_scale, const S* col_scale,
@@ -22,7 +23,12 @@ extern "C" __global__ void spmm(const int64* indptr, const I* indices, const I* 
       I place[VEC];
 #pragma unroll
       for (int k = 0; k < VEC; ++k) best[k] = REDUCE == 0 ? A(0) : REDUCE == 1 ? -infinity() : infinity(), place[k] = I(begin);
+      A total[VEC] = {};
       for (int64 entry = begin; entry < end; ++entry) {
+        if (REDUCE == 0 && (entry - begin) % kTile == 0) {  // a long row rounds as a sum of short ones
+#pragma unroll
+          for (int k = 0; k < VEC; ++k) total[k] += best[k], best[k] = A(0);
+        }
         const int64 source = indices[entry];
         A message[VEC];
         load(x + source * x_stride + at, message);
@@ -43,6 +49,7 @@ extern "C" __global__ void spmm(const int64* indptr, const I* indices, const I* 
       }
 #pragma unroll
       for (int k = 0; k < VEC; ++k) {
+        if (REDUCE == 0) best[k] += total[k];
         best[k] = epilogue.finish(begin == end ? A(0) : best[k], row, at + k);
         if (PLACES) places[row * num_features + at + k] = begin == end ? I(-1) : place[k];
       }
