@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-import shutil
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -134,25 +134,16 @@ def check_torch_and_dgl() -> Iterator[Finding]:
             yield Finding(
                 "DGL on the GPU",
                 MISSING,
-                "DGL is a CPU build",
-                "device=cuda. Install DGL's CUDA wheel from DGL's own site (data.dgl.ai)",
+                "DGL is a CPU build; device=cuda trains on one whole graph with the captured op graph",
+                "device=cuda with sampled batches and sets of graphs. Install DGL's CUDA wheel from DGL's own site (data.dgl.ai)",
             )
 
 
 def _check_openmp() -> Iterator[Finding]:
     """More than one OpenMP runtime in a process means two pools of spinning threads."""
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return
-    found = sorted(
-        {
-            Path(path).name
-            for line in maps.splitlines()
-            for path in [line.split()[-1]]
-            if "gomp" in path or "iomp" in path or "libomp" in path
-        }
-    )
+    from runner.kernels.cpu.library import mapped_openmp
+
+    found = sorted({Path(path).name for path in mapped_openmp()})
     state = OK if len(found) <= 1 else CONFLICT
     yield Finding(
         "OpenMP",
@@ -163,19 +154,20 @@ def _check_openmp() -> Iterator[Finding]:
 
 
 def check_compiler() -> Iterator[Finding]:
-    """A C++ compiler, and METIS."""
-    compiler = os.environ.get("CXX") or next((name for name in ("g++", "clang++", "c++") if shutil.which(name)), None)
-    if compiler and shutil.which(compiler):
-        line = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()[
-            :1
-        ]
-        yield Finding("C++ compiler", OK, line[0] if line else compiler)
+    """A C++ compiler, our CPU kernels, and METIS."""
+    from runner.kernels.cpu.build import find_compiler
+
+    compiler = find_compiler()
+    if compiler:
+        version = subprocess.run([*shlex.split(compiler), "--version"], capture_output=True, text=True, check=False)
+        yield Finding("C++ compiler", OK, next(iter(version.stdout.splitlines()), compiler))
+        yield from _check_cpu_kernels()
     else:
         yield Finding(
             "C++ compiler",
             MISSING,
-            "none of g++, clang++, c++",
-            "building packages that have no wheel (pymetis on some systems): apt-get install g++",
+            f"{os.environ.get('CXX') or 'none of g++, clang++, c++'} not found",
+            "CPU kernels of our own (torch's ops run without): apt-get install g++",
         )
     if importlib.util.find_spec("pymetis"):
         yield Finding("pymetis", OK, _version("pymetis") or "installed")
@@ -186,6 +178,19 @@ def check_compiler() -> Iterator[Finding]:
             "not installed",
             "kernel=density_adaptive with communities (kernel.partition=metis): pip install pymetis",
         )
+
+
+def _check_cpu_kernels() -> Iterator[Finding]:
+    """Whether our C++ builds and runs, and where it is kept."""
+    from runner.kernels.cache import cache_folder
+    from runner.kernels.cpu.build import BuildError, load
+
+    try:
+        load("elementwise", STORAGE="float")
+    except (BuildError, OSError) as error:
+        yield Finding("CPU kernels", BROKEN, str(error), "torch's ops run in their place; CXX names another compiler")
+        return
+    yield Finding("CPU kernels", OK, f"built for this processor, kept in {cache_folder()} (GEARSAIL_CACHE)")
 
 
 def check_cupy() -> Iterator[Finding]:
@@ -202,7 +207,7 @@ def check_cupy() -> Iterator[Finding]:
     import torch
 
     try:
-        from cupy.cuda import nvrtc
+        from cupy_backends.cuda.libs import nvrtc
 
         major, minor = nvrtc.getVersion()
     except Exception as error:  # a missing or mismatched libnvrtc fails in various ways

@@ -15,6 +15,7 @@ from runner.errors import ConfigError, suggestion
 
 STRATEGIES = ("baseline", "native", "density_adaptive")
 MODELS = ("gcn", "sage", "gin", "gat", "gatv2", "sgc", "appnp", "custom")
+KERNEL_HEADS = 8  # of the ops with heads in task=kernels
 KERNEL_OPS = (
     "spmm_sum",
     "spmm_mean",

@@ -7,7 +7,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from runner.errors import ConfigError, suggestion
-from runner.schema import GRAPH_MODELS, SAMPLED_MODELS, Config, ModelConfig, parse_sized, used_strategies, walk
+from runner.schema import (
+    GRAPH_MODELS,
+    KERNEL_HEADS,
+    SAMPLED_MODELS,
+    Config,
+    ModelConfig,
+    option_names,
+    parse_sized,
+    used_strategies,
+    walk,
+)
 
 # Options that only some models read: changing one for another model would do nothing, so it is an error.
 MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
@@ -43,7 +53,7 @@ def validate(config: Config) -> None:
     for name, item, value in walk(config):
         for entry in value if isinstance(value, list) else [value]:
             _check_value(name, item.metadata, entry)
-    for check in (_check_names, _check_dataset, _check_model, _check_train, _check_strategies):
+    for check in (_check_names, _check_dataset, _check_model, _check_train, _check_strategies, _check_kernels):
         check(config)
 
 
@@ -211,6 +221,18 @@ def _check_strategies(config: Config) -> None:
         _check_density_adaptive(config)
 
 
+def _check_kernels(config: Config) -> None:
+    if config.task.name != "kernels":
+        return
+    if not config.task.num_features or not config.task.dtypes:
+        raise ConfigError("task.num_features and task.dtypes need at least one entry each")
+    for width in config.task.num_features:
+        if width % KERNEL_HEADS:
+            raise ConfigError(
+                f"task.num_features={width}: ops with heads have {KERNEL_HEADS} of them, so widths are multiples of {KERNEL_HEADS}"
+            )
+
+
 def _check_one_graph(config: Config, strategy: str) -> None:
     reason = None
     if config.train.sampling != "full":
@@ -274,11 +296,16 @@ def _readers(config: Config) -> Iterator[tuple[list[str], bool, str]]:
     yield of("dataset", "train_fraction", "val_fraction", "split"), not train.folds, "train.folds"
     yield of("dataset", "seed"), is_planted or dataset.features.startswith("random"), "features that the dataset has"
     yield (
-        of("dataset", "root", "download"),
+        of("dataset", "root"),
+        not (is_planted or is_file) or task == "kernels",
+        "a dataset that is generated, or named by dataset.path",
+    )
+    yield (
+        of("dataset", "download"),
         not (is_planted or is_file),
         "a dataset that is generated, or named by dataset.path",
     )
-    yield of("dataset", "ids"), not is_planted, "a generated dataset"
+    yield of("dataset", "ids"), not is_planted or task == "kernels", "a generated dataset"
     yield of("dataset", "split_index"), dataset.split != "random" and not is_planted, "a random split"
     yield of("kernel", "partition", "block_size", "min_intra_fraction", "min_gain", "num_trials"), (
         "density_adaptive" in used_strategies(config)
@@ -291,6 +318,19 @@ def _readers(config: Config) -> Iterator[tuple[list[str], bool, str]]:
     yield of("train", "batch_size"), train.sampling == "neighbor" or dataset.task == "graph", "full-graph training"
     yield of("train", "checkpoint_every"), task == "train", f"task={task}"
     yield of("task", "compare", "num_warmup", "num_steps"), task == "benchmark", f"task={task}"
+    yield (
+        of("task", "ops", "graphs", "num_features", "dtypes", "num_rounds", "case_seconds"),
+        task == "kernels",
+        f"task={task}",
+    )
+    for group in ("dataset", "model", "kernel", "train"):
+        read = ("dataset.name", "dataset.root", "dataset.ids") if group == "dataset" else ()
+        names = [name for name in option_names(group) if name not in read]
+        yield (
+            names,
+            task != "kernels",
+            "task=kernels, which times ops on graphs of its own and on the files of dataset.root",
+        )
     yield of("logger", "mode", "project", "entity", "group", "job_type", "tags", "timeout_s"), (
         config.logger.name == "wandb"
     ), f"logger={config.logger.name}"  # fmt: skip

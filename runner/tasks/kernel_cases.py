@@ -28,8 +28,8 @@ from runner.kernels.ops import (
     sparse_linear,
     spmm,
 )
+from runner.schema import KERNEL_HEADS
 
-NUM_HEADS = 8
 _INDEX_BYTES = 4
 _SPARSE_SHAPE = (1000, 0.015)  # features, density: of graphs that bring none
 
@@ -103,8 +103,8 @@ class GraphCases:
     def _spmm(self, op: str, kind: str, width: int) -> Case:
         num_nodes, num_edges = self.adjacency.num_dst, self.adjacency.num_edges
         is_per_head, is_fixed = kind == "per_head", kind == "weighted"
-        x = self._random(*((num_nodes, NUM_HEADS, width // NUM_HEADS) if is_per_head else (num_nodes, width)))
-        weight = self._random(num_edges, NUM_HEADS) if is_per_head else self._random(num_edges) if is_fixed else None
+        x = self._random(*((num_nodes, KERNEL_HEADS, width // KERNEL_HEADS) if is_per_head else (num_nodes, width)))
+        weight = self._random(num_edges, KERNEL_HEADS) if is_per_head else self._random(num_edges) if is_fixed else None
         reduce = kind if kind in ("mean", "max", "min") else "sum"
         works = self.peers.spmm(x, weight, reduce)
         ours = partial(spmm, self.adjacency, x, weight, reduce=reduce)
@@ -114,8 +114,8 @@ class GraphCases:
         return Case(op, width, ours, works, num_bytes)
 
     def _sddmm(self, op: str, width: int) -> Case:
-        u, v = (self._random(self.adjacency.num_dst, NUM_HEADS, width // NUM_HEADS) for _ in range(2))
-        out_bytes = self.adjacency.num_edges * NUM_HEADS * self._size
+        u, v = (self._random(self.adjacency.num_dst, KERNEL_HEADS, width // KERNEL_HEADS) for _ in range(2))
+        out_bytes = self.adjacency.num_edges * KERNEL_HEADS * self._size
         return Case(
             op,
             width,
@@ -125,15 +125,19 @@ class GraphCases:
         )
 
     def _edge_softmax(self, op: str) -> Case:
-        logits = self._random(self.adjacency.num_edges, NUM_HEADS)
+        logits = self._random(self.adjacency.num_edges, KERNEL_HEADS)
         works = self.peers.edge_softmax(logits)
         return Case(
-            op, NUM_HEADS, partial(edge_softmax, self.adjacency, logits), works, self._graph_bytes + 2 * logits.nbytes
+            op,
+            KERNEL_HEADS,
+            partial(edge_softmax, self.adjacency, logits),
+            works,
+            self._graph_bytes + 2 * logits.nbytes,
         )
 
     def _attention(self, op: str, score: str, width: int) -> Case:
-        num_nodes, channels = self.adjacency.num_dst, width // NUM_HEADS
-        wide, narrow = (num_nodes, NUM_HEADS, channels), (num_nodes, NUM_HEADS)
+        num_nodes, channels = self.adjacency.num_dst, width // KERNEL_HEADS
+        wide, narrow = (num_nodes, KERNEL_HEADS, channels), (num_nodes, KERNEL_HEADS)
         shapes = {"gat": (wide, narrow, narrow), "gatv2": (wide, wide, wide[1:]), "dot": (wide, wide, wide)}[score]
         operands = tuple(self._random(*shape).requires_grad_() for shape in shapes)
         functions: dict[str, Callable[..., Tensor]] = {
@@ -151,7 +155,7 @@ class GraphCases:
 
         # forward: graph, operands, out; backward: the graph twice, operands, out, both gradients, and a number an edge and head, twice
         operand_bytes = sum(operand.nbytes for operand in operands)
-        scores = 2 * self.adjacency.num_edges * NUM_HEADS * max(self._size, 4)
+        scores = 2 * self.adjacency.num_edges * KERNEL_HEADS * max(self._size, 4)
         return Case(
             op,
             width,

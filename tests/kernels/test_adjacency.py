@@ -6,7 +6,7 @@ import pytest
 import torch
 from graphs import WEIRD, adjacency, dense, random_edges, symmetric
 
-from runner.errors import DataError
+from runner.errors import DataError, UserError
 from runner.kernels.adjacency import Adjacency
 
 
@@ -80,3 +80,60 @@ def test_bad_edges_name_the_array() -> None:
         Adjacency.from_edges(torch.tensor([0]), torch.tensor([0, 1]), 2, 2)
     with pytest.raises(DataError, match=r"dst holds ids from 0 to 7, allowed are 0 … 1"):
         Adjacency.from_edges(torch.tensor([0, 1]), torch.tensor([0, 7]), 2, 2)
+
+
+@pytest.mark.parametrize("name", WEIRD)
+def test_row_blocks_cover_all_rows_in_order(name: str) -> None:
+    blocks = adjacency(WEIRD[name]).row_blocks
+    assert blocks[0] == 0
+    assert blocks[-1] == WEIRD[name][2]
+    assert bool((blocks.diff() > 0).all())
+
+
+def test_row_blocks_are_balanced_by_edges() -> None:
+    graph = adjacency(random_edges(20_000, 200_000))
+    work = (graph.indptr + torch.arange(20_001))[graph.row_blocks].diff()
+    assert graph.row_blocks.numel() - 1 == -(-220_000 // 4096)
+    assert int(work.max()) < 1.1 * 4096
+
+
+def test_index_types() -> None:
+    src, dst, num_nodes = WEIRD["random directed"]
+    narrow, wide = (
+        adjacency(WEIRD["random directed"]),
+        Adjacency.from_edges(src, dst, num_nodes, num_nodes, torch.int64),
+    )
+    assert narrow.indices.dtype == narrow.edge_ids.dtype == narrow.transposed.indices.dtype == torch.int32
+    assert wide.indices.dtype == wide.edge_ids.dtype == wide.transposed.indices.dtype == torch.int64
+    assert torch.equal(narrow.indices.long(), wide.indices)
+    with pytest.raises(UserError, match=r"index_dtype is torch.float32: torch.int32 and torch.int64"):
+        Adjacency.from_edges(src, dst, num_nodes, num_nodes, torch.float32)
+    with pytest.raises(UserError, match="too narrow for 3000000000"):
+        Adjacency.from_edges(src, dst, 3_000_000_000, num_nodes, torch.int32)
+
+
+@pytest.mark.parametrize("name", WEIRD)
+def test_transposing_twice_and_incidence(name: str) -> None:
+    graph = adjacency(WEIRD[name])
+    assert graph.transposed.transposed is graph
+    assert torch.equal(graph.edge_ids[graph.turned_entries.long()], graph.transposed.edge_ids)
+    values = torch.rand(graph.num_edges)
+    sums = torch.zeros(graph.num_dst).index_add(0, graph.src_dst[1], values)
+    incidence = graph.incidence
+    matrix = torch.from_numpy(incidence.matrix(incidence.values(None)).toarray())
+    assert torch.allclose(matrix @ values, sums)
+    turned = torch.from_numpy(incidence.transposed.matrix(torch.ones(graph.num_edges)).toarray())
+    assert torch.equal(turned, matrix.T)
+
+
+def test_edges_in_the_order_of_the_entries_need_no_ids() -> None:
+    graph = adjacency(WEIRD["random directed"])
+    assert graph.entry_ids is graph.edge_ids
+    assert Adjacency.from_csr(graph.indptr, graph.indices, graph.num_src).entry_ids is None
+
+
+def test_reach_tells_neighbours_from_strangers() -> None:
+    nodes = torch.arange(999)
+    path = Adjacency.from_edges(nodes, nodes + 1, 1000, 1000)
+    assert path.reach <= 3
+    assert adjacency(random_edges(1000, 9000)).reach > 500
