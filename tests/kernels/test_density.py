@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from runner.errors import UserError, VerificationError
+from runner.kernels import formats
 from runner.kernels.adjacency import Adjacency
 from runner.kernels.density import select
 from runner.kernels.density.partition import Partition, partition, simple_copy
 from runner.kernels.formats import Kernel, Part
-from runner.kernels.ops import spmm
 
 WIDTHS = (1, 3, 16, 33)
 
@@ -63,9 +63,10 @@ def test_parts_add_up_and_every_format_multiplies(name: str, block_size: int, me
         sides.append(torch.from_numpy(part.adjacency.matrix(part.values).toarray()).double())
     assert torch.allclose(sides[0] + sides[1], total, atol=1e-6)
     for part in (whole, intra, inter):
-        check(spmm.csr_torch(part), part)
-        check(spmm.coo_torch(part), part)
-    check(spmm.dense_blocks(intra), intra)
+        check(formats.csr_torch(part), part)
+        check(formats.csr_native(part), part)
+        check(formats.coo_torch(part), part)
+    check(formats.dense_blocks(intra), intra)
 
 
 @settings(max_examples=40, deadline=None)
@@ -80,9 +81,9 @@ def test_any_graph_any_block_size(num_nodes: int, num_edges: int, block_size: in
     graph = adjacency(edges)
     _, intra, inter = split(graph, partition(graph, "none", block_size), None)
     x = torch.randn(num_nodes, 5)
-    blocks = spmm.dense_blocks(intra)
+    blocks = formats.dense_blocks(intra)
     assert blocks is not None
-    y = blocks.run(x) + spmm.coo_torch(inter).run(x)
+    y = blocks.run(x) + formats.coo_torch(inter).run(x)
     assert torch.allclose(y.double(), dense(edges) @ x.double(), atol=1e-4)
 
 
@@ -134,7 +135,7 @@ def candidates(name: str = "random symmetric") -> select.Candidates:
 
 def broken(change: Callable[[Tensor], Tensor]) -> select.Factory:
     def factory(part: Part) -> Kernel:
-        right = spmm.coo_torch(part)
+        right = formats.coo_torch(part)
         return Kernel("broken", lambda x: change(right.run(x)), 0)
 
     return factory
@@ -157,7 +158,7 @@ def test_the_fastest_wins_and_all_that_was_tried_is_told(monkeypatch: pytest.Mon
 
     def timed(name: str, seconds: float) -> select.Factory:
         def factory(part: Part) -> Kernel:
-            right = spmm.coo_torch(part)
+            right = formats.coo_torch(part)
 
             def run(x: Tensor) -> Tensor:
                 now[0] += seconds
@@ -167,6 +168,7 @@ def test_the_fastest_wins_and_all_that_was_tried_is_told(monkeypatch: pytest.Mon
 
         return factory
 
+    monkeypatch.setattr(select, "csr_native", lambda _part: None)
     monkeypatch.setattr(select, "csr_torch", timed("slow", 3.0))
     monkeypatch.setattr(select, "coo_torch", timed("middle", 2.0))
     monkeypatch.setattr(select, "dense_blocks", timed("quick", 0.1))
@@ -181,4 +183,4 @@ def test_the_fastest_wins_and_all_that_was_tried_is_told(monkeypatch: pytest.Mon
 def test_an_unsplit_graph_has_whole_kernels_only() -> None:
     graph = adjacency(WEIRD["hub"])
     choice = select.choose(select.Candidates(Part(graph, graph.values(None)), None, None), 4, 3, 0.03)
-    assert choice.names == ("csr_torch",)
+    assert choice.names in (("csr_torch",), ("csr_native",))

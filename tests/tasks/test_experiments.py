@@ -349,15 +349,16 @@ def test_peak_memory_counts_what_is_held_at_once() -> None:
 
 def test_timed_steps_are_interleaved_and_alike(monkeypatch: pytest.MonkeyPatch, run_experiment: Run) -> None:
     order: list[str] = []
-    real = benchmark._seconds
+    real = measure.seconds
 
     def note(work: Any, device: Any) -> float:
         order.append(work.args[0])
         return real(work, device)
 
-    monkeypatch.setattr(benchmark, "_seconds", note)
+    monkeypatch.setattr(measure, "seconds", note)
     run_experiment("+exp=adaptgear", *FAST, "train.repeats=1")
-    assert order == ["baseline", "density_adaptive", "density_adaptive", "baseline", "baseline", "density_adaptive"]
+    assert all(sorted(order[at : at + 2]) == ["baseline", "density_adaptive"] for at in (0, 2, 4))
+    assert len(order) == 6
 
 
 def test_break_even_and_never() -> None:
