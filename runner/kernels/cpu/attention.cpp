@@ -22,7 +22,8 @@ typedef Compute<S> A;
 namespace {
 
 enum { kGat, kGatV2, kDotProduct };
-constexpr int64_t kTile = 128;  // edges whose scores are held at once
+constexpr int64_t kTile = 128;        // edges whose scores are held at once
+constexpr int64_t kPrefetchAhead = 8;  // edges: the hardware can't foresee a gather
 
 struct Graph {
   const int64_t* indptr;
@@ -196,10 +197,10 @@ inline Lanes<A, W> score(const Graph& forward, const Operands& o, const Group<W>
   }
 }
 
-// Fetches a row's features while scores are computed, for the sums that follow.
 template <int W>
-inline void prefetch(const S* row, const Group<W>& g) {
-  for (int64_t at = 0; at < g.width; at += 64 / int(sizeof(S))) __builtin_prefetch(row + g.column + at);
+inline void prefetch_row(const S* rows, int64_t row, const Operands& o, const Group<W>& g) {
+  const S* from = rows + row * o.width() + g.column;
+  for (int64_t at = 0; at < g.width; at += 64 / int(sizeof(S))) __builtin_prefetch(from + at);
 }
 
 template <int W>
@@ -223,7 +224,11 @@ void forward_rows(const Graph& graph, const Operands& o, const Group<W>& g, int6
       const I* indices = graph.indices + first;
       tile.resize(count);
       for (int64_t k = 0; k < count; ++k) {
-        if (SCORE != kGatV2) prefetch<W>(o.value + int64_t(indices[k]) * D, g);
+        if (first + k + kPrefetchAhead < graph.num_entries) {
+          const int64_t later = indices[k + kPrefetchAhead];
+          prefetch_row<W>(o.value, later, o, g);
+          if (SCORE == kDotProduct) prefetch_row<W>(o.key, later, o, g);
+        }
         tile.put(k, score<W>(graph, o, g, indices[k], i));
       }
       tile.pad(count, lowest);
@@ -297,8 +302,13 @@ void backward_rows(const Graph& turned, const Graph& forward, const Operands& o,
       const I* indices = turned.indices + first;
       exponentials.resize(count);
       for (int64_t k = 0; k < count; ++k) {
-        prefetch<W>(s.dout + int64_t(indices[k]) * D, g);
-        __builtin_prefetch(s.dscore + turned.edge(first + k) * H + g.first_head, 1);
+        if (first + k + kPrefetchAhead < turned.num_entries) {
+          const int64_t later = indices[k + kPrefetchAhead];
+          prefetch_row<W>(s.dout, later, o, g);
+          if (SCORE != kGat) prefetch_row<W>(o.query, later, o, g);
+          for (int64_t at = 0; at < kNumStats * H; at += 64 / int64_t(sizeof(A))) __builtin_prefetch(s.stats + later * kNumStats * H + at);
+          __builtin_prefetch(s.dscore + turned.edge(first + k + kPrefetchAhead) * H + g.first_head, 1);
+        }
         const Vector scores = SCORE == kGat ? leaky<W>(key + stat(indices[k], kQuery), o.slope) : score<W>(forward, o, g, j, indices[k]);
         exponentials.put(k, scores - stat(indices[k], kHigh));
       }
@@ -358,8 +368,13 @@ void destination_rows(const Graph& graph, const Operands& o, const Group<W>& g, 
     for (int64_t first = graph.indptr[i]; first < graph.indptr[i + 1]; first += kTile) {
       const int64_t count = graph.indptr[i + 1] - first < kTile ? graph.indptr[i + 1] - first : kTile;
       const I* indices = graph.indices + first;
-      for (int64_t k = 0; k < count; ++k)
+      for (int64_t k = 0; k < count; ++k) {
+        if (first + k + kPrefetchAhead < graph.num_entries) {
+          prefetch_row<W>(o.value, indices[k + kPrefetchAhead], o, g);
+          __builtin_prefetch(dscore + graph.edge(first + k + kPrefetchAhead) * H);
+        }
         grads.put(k, load_heads<W>(dscore, graph.edge(first + k) * H + g.first_head, g.num_heads, graph.num_entries * H));
+      }
       const auto input = [&](int64_t k, int64_t at) { return load<W>(o.value + int64_t(indices[k]) * D + g.column + at) + load<W>(here + at); };
       accumulate<W>(g, count, grads, sum.data(), scratch, [&](int64_t k, int64_t at, Vector grad) {
         return load<W>(o.vector + g.column + at) * (input(k, at) > splat<A, W>(A(0)) ? grad : grad * o.slope);
