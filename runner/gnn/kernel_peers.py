@@ -34,7 +34,7 @@ class Peers:
         max_edge_bytes: PyG is left out where a value per edge and feature would take more.
     """
 
-    def __init__(self, adjacency: Adjacency, max_edge_bytes: int = 2**30) -> None:
+    def __init__(self, adjacency: Adjacency, max_edge_bytes: int = 2**28) -> None:
         self._adjacency, self._max_edge_bytes = adjacency, max_edge_bytes
         self._src, self._dst = adjacency.src_dst
         self._on_cpu = adjacency.device.type == "cpu"

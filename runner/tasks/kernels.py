@@ -19,6 +19,8 @@ from runner.errors import ConfigError, DataError, VerificationError, suggestion
 from runner.gnn.data import files, planted
 from runner.gnn.data.graph_data import RawGraph
 from runner.gnn.kernel_peers import has_pyg
+from runner.kernels.adjacency import Adjacency
+from runner.kernels.ops import spmm
 from runner.kernels.ops.backend import has_kernels, seconds_compiling
 from runner.kernels.verify import relative_difference
 from runner.progress import Bar
@@ -26,7 +28,7 @@ from runner.results import fingerprint, spread
 from runner.schema import KERNEL_HEADS, KERNEL_OPS, DatasetConfig
 from runner.tasks.context import Context
 from runner.tasks.kernel_cases import Case, GraphCases
-from runner.tasks.measure import copy_bandwidth, in_turns, peak_memory
+from runner.tasks.measure import copy_bandwidth, in_turns, peak_memory, seconds
 from runner.units import format_seconds
 
 PLANTED = {
@@ -47,6 +49,11 @@ def run(context: Context) -> dict[str, Any]:
     context.folder.update(fingerprint=fingerprint(config, ""), device=str(device))
     pyg = "a peer" if has_pyg() else "not installed (extra bench)"
     context.say(f"{backend} kernels on {device}; a copy moves {bandwidth / 1e9:.1f} GB/s; PyG is {pyg}")
+    alternating = alternate(device)
+    context.say(
+        f"1000 small products, each after a torch op: median {format_seconds(alternating['median_s'])}, 99 of 100 within "
+        f"{format_seconds(alternating['p99_s'])}, slowest {format_seconds(alternating['max_s'])}"
+    )
     records = list(_records(context, device, backend, bandwidth))
     summary = _summary(records)
     _report(context, records, summary)
@@ -54,7 +61,29 @@ def run(context: Context) -> dict[str, Any]:
         "cases": records,
         "summary": summary,
         "copy_bytes_per_s": bandwidth,
+        "alternating_calls": alternating,
         "compile_s": seconds_compiling(device),
+    }
+
+
+def alternate(device: torch.device, num_calls: int = 1000) -> dict[str, float]:
+    """Time small calls of ours with torch's parallel ops between them: two thread pools that spin against each other would stall."""
+    generator = torch.Generator().manual_seed(0)
+    src, dst = torch.randint(0, 1000, (2, 16_000), generator=generator)
+    graph = Adjacency.from_edges(src, dst, 1000, 1000).to(device)
+    x, weight = torch.randn(1000, 64, device=device), torch.randn(64, 64, device=device)
+
+    def both() -> Tensor:
+        return spmm(graph, torch.relu(x @ weight))
+
+    for _ in range(20):
+        both()
+    times = sorted(seconds(both, device) for _ in range(num_calls))
+    return {
+        "median_s": times[num_calls // 2],
+        "p99_s": times[num_calls * 99 // 100],
+        "max_s": times[-1],
+        "num_calls": num_calls,
     }
 
 

@@ -49,6 +49,7 @@ def test_every_op_leaves_the_promised_record(run_experiment: Run, tmp_path: Path
         )
         assert case["best_peer"] == min(case["peers"], key=lambda peer: case["peers"][peer]["median_s"])
     assert {"dgl", "torch", "scipy"} <= set(record["cases"][0]["peers"])
+    assert 0 < record["alternating_calls"]["median_s"] <= record["alternating_calls"]["p99_s"]
     row = record["summary"][0]
     assert row["geomean_vs_best_peer"] == pytest.approx(record["cases"][0]["ratio_vs_best_peer"])
     assert "ours against the best peer" in (tmp_path / "run" / "run.log").read_text()
