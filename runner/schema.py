@@ -20,6 +20,7 @@ KERNEL_OPS = (
     "spmm_sum",
     "spmm_mean",
     "spmm_weighted",
+    "spmm_weighted_by_id",
     "spmm_per_head",
     "spmm_max",
     "spmm_min",

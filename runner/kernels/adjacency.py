@@ -6,14 +6,15 @@ Legend: N destination nodes (rows), M source nodes (columns), E edges. A[i, j] =
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields
+from functools import cached_property, wraps
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from scipy import sparse
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from runner.errors import DataError, UserError
 
@@ -27,6 +28,20 @@ class Csr(NamedTuple):
     indices: Tensor
     entry_ids: Tensor | None
     row_blocks: Tensor
+
+
+Derive = TypeVar("Derive", bound=Callable[..., Any])
+
+
+def _outside_of_modes(derive: Derive) -> Derive:
+    """Derive plain tensors whatever the caller is in the middle of: they are kept, and must serve training after inference too."""
+
+    @wraps(derive)
+    def plainly(*arguments: Any) -> Any:
+        with torch.inference_mode(False), torch.no_grad(), temporarily_clear_interpreter_stack():
+            return derive(*arguments)
+
+    return plainly  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +73,10 @@ class Adjacency:
 
         Raises:
             DataError: where the arrays differ in length or an id is out of range.
-            UserError: where ``index_dtype`` is too narrow, or no index type.
+            UserError: where ``src`` or ``dst`` holds no integers, or ``index_dtype`` is too narrow or no index type.
         """
+        for name, ends in (("src", src), ("dst", dst)):
+            _check_ids(name, ends)
         if src.numel() != dst.numel():
             raise DataError(f"src has {src.numel()} entries, dst {dst.numel()}")
         for name, ends, bound in (("src", src, num_src), ("dst", dst, num_dst)):
@@ -70,16 +87,26 @@ class Adjacency:
         return Adjacency(_offsets(counts), src[order].to(dtype), order.to(dtype), num_src)
 
     @staticmethod
-    def from_csr(indptr: Tensor, indices: Tensor, num_src: int) -> Adjacency:
-        """Take CSR arrays as they are; edge e is entry e. ``indptr`` int64 [N + 1], ``indices`` int32 or int64 [E].
+    def from_csr(indptr: Tensor, indices: Tensor, num_src: int, index_dtype: torch.dtype | None = None) -> Adjacency:
+        """Build from CSR arrays, copied; edge e is entry e, rows keep the order they have.
+
+        Args:
+            indptr: int64 [N + 1].
+            indices: int32 or int64 [E].
+            num_src: M.
+            index_dtype: of the copy; default: that of ``indices``.
 
         Raises:
             DataError: where ``indptr`` doesn't ascend from 0 to E, or a column is out of range.
-            UserError: where a dtype is another.
+            UserError: where a dtype or shape is another.
         """
         if indptr.dtype != torch.int64 or indices.dtype not in (torch.int32, torch.int64):
             raise UserError(
                 f"indptr is {indptr.dtype}, indices {indices.dtype}: int64, and int32 or int64, are allowed"
+            )
+        if indptr.dim() != 1 or indices.dim() != 1:
+            raise UserError(
+                f"indptr has shape {list(indptr.shape)}, indices {list(indices.shape)}: both need one dimension"
             )
         steps = indptr.diff()
         if indptr.numel() == 0 or int(indptr[0]) != 0 or int(indptr[-1]) != indices.numel() or bool((steps < 0).any()):
@@ -87,8 +114,14 @@ class Adjacency:
                 f"indptr (shape {list(indptr.shape)}) must ascend from 0 to the {indices.numel()} of indices"
             )
         _check_range("indices", indices, num_src)
-        edge_ids = torch.arange(indices.numel(), dtype=indices.dtype, device=indices.device)
-        return Adjacency(indptr, indices, edge_ids, num_src)
+        dtype = _index_dtype(index_dtype or indices.dtype, max(num_src, indptr.numel(), indices.numel()))
+        copied = indices.to(dtype, copy=True).contiguous()
+        edge_ids = torch.arange(indices.numel(), dtype=dtype, device=indices.device)
+        return Adjacency(indptr.clone(memory_format=torch.contiguous_format), copied, edge_ids, num_src)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled and copied: not what was derived."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def num_dst(self) -> int:
@@ -106,28 +139,38 @@ class Adjacency:
         return self.indptr.device
 
     @cached_property
+    @_outside_of_modes
     def rows(self) -> Tensor:
         """[E], dtype of ``indices``: destination of each entry."""
         nodes = torch.arange(self.num_dst, dtype=self.indices.dtype, device=self.device)
         return torch.repeat_interleave(nodes, self.in_degrees)
 
     @cached_property
+    @_outside_of_modes
     def in_degrees(self) -> Tensor:
         """int64 [N]."""
         return self.indptr.diff()
 
     @cached_property
+    @_outside_of_modes
     def out_degrees(self) -> Tensor:
         """int64 [M]."""
         return torch.bincount(self.indices, minlength=self.num_src)
 
     @cached_property
+    @_outside_of_modes
     def entry_ids(self) -> Tensor | None:
         """``edge_ids``, or None where entry e is edge e and kernels need not look it up."""
+        if self.num_edges and int(self.edge_ids.max()) >= self.num_edges:
+            raise UserError(
+                f"a selection of {self.num_edges} edges keeps its graph's edge ids, up to {int(self.edge_ids.max())}, so values per edge "
+                "can't be told apart; Adjacency.from_csr(indptr, indices, num_src) numbers them anew"
+            )
         entries = torch.arange(self.num_edges, dtype=self.indices.dtype, device=self.device)
         return None if bool((self.edge_ids == entries).all()) else self.edge_ids
 
     @cached_property
+    @_outside_of_modes
     def row_blocks(self) -> Tensor:
         """int64 [B + 1], ascending from 0 to N: blocks of whole rows with about equally many edges and rows each."""
         work = self.indptr + torch.arange(self.num_dst + 1, device=self.device)
@@ -144,25 +187,29 @@ class Adjacency:
         return min(self.num_src, 1 + int(2 * (self.rows - self.indices).abs().double().mean()))
 
     @cached_property
+    @_outside_of_modes
     def csr(self) -> Csr:
         """What kernels read."""
         return Csr(self.indptr, self.indices, self.entry_ids, self.row_blocks)
 
     @cached_property
+    @_outside_of_modes
     def transposed(self) -> Adjacency:
         """The graph with its edges turned, same edge ids; made once. Its own ``transposed`` is this graph."""
         order = self.turned_entries.long()
         turned = Adjacency(_offsets(self.out_degrees), self.rows[order], self.edge_ids[order], self.num_dst)
-        turned.__dict__["transposed"] = self
+        turned.__dict__["transposed"], turned.__dict__["turned_entries"] = self, _inverse(self.turned_entries)
         return turned
 
     @cached_property
+    @_outside_of_modes
     def turned_entries(self) -> Tensor:
         """[E], dtype of ``indices``: the entry of this graph that each entry of ``transposed`` is; ascending within its rows."""
         # rows ascend, so with a stable sort they stay ascending within each column
         return torch.argsort(self.indices, stable=True).to(self.indices.dtype)
 
     @cached_property
+    @_outside_of_modes
     def incidence(self) -> Adjacency:
         """N × E: each destination's in-edges as its sources, so that an SpMM with it sums values per edge."""
         by_edge = torch.argsort(self.edge_ids).to(self.indices.dtype)
@@ -171,9 +218,11 @@ class Adjacency:
         one_each = torch.arange(self.num_edges + 1, device=self.device)
         turned = Adjacency(one_each, self.rows[by_edge.long()], by_edge, self.num_dst)
         incidence.__dict__["transposed"], turned.__dict__["transposed"] = turned, incidence
+        incidence.__dict__["turned_entries"], turned.__dict__["turned_entries"] = by_edge, self.edge_ids
         return incidence
 
     @cached_property
+    @_outside_of_modes
     def src_dst(self) -> tuple[Tensor, Tensor]:
         """(src, dst), int64 [E] each, in the order of the edge ids."""
         by_edge = torch.argsort(self.edge_ids)
@@ -182,8 +231,12 @@ class Adjacency:
     def mean_scale(self, dtype: torch.dtype) -> Tensor:
         """float [N]: 1 / in-degree, 1 where there is no edge; the row scale that makes a sum a mean. Kept for each dtype."""
         if dtype not in self._mean_scales:
-            self._mean_scales[dtype] = (1 / self.in_degrees.clamp(min=1).double()).to(dtype)
+            self._mean_scales[dtype] = self._mean_scale(dtype)
         return self._mean_scales[dtype]
+
+    @_outside_of_modes
+    def _mean_scale(self, dtype: torch.dtype) -> Tensor:
+        return (1 / self.in_degrees.clamp(min=1).double()).to(dtype)
 
     @cached_property
     def ready(self) -> dict[Any, Callable[..., Tensor] | None]:
@@ -196,7 +249,8 @@ class Adjacency:
 
     def to(self, device: torch.device | str) -> Adjacency:
         """Return it on another device; what was derived is derived there anew."""
-        if self.device == torch.device(device):
+        wanted = torch.device(device)
+        if self.device.type == wanted.type and wanted.index in (None, self.device.index):
             return self
         return Adjacency(self.indptr.to(device), self.indices.to(device), self.edge_ids.to(device), self.num_src)
 
@@ -246,6 +300,17 @@ class Adjacency:
 
 def _offsets(counts: Tensor) -> Tensor:
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def _inverse(order: Tensor) -> Tensor:
+    inverse = torch.empty_like(order)
+    inverse[order.long()] = torch.arange(order.numel(), dtype=order.dtype, device=order.device)
+    return inverse
+
+
+def _check_ids(name: str, ids: Tensor) -> None:
+    if ids.dim() != 1 or ids.dtype not in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+        raise UserError(f"{name} is {ids.dtype} of shape {list(ids.shape)}: one dimension of integers is needed")
 
 
 def _check_range(name: str, ids: Tensor, bound: int) -> None:

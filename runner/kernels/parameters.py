@@ -45,7 +45,11 @@ class Epilogue(NamedTuple):
         """Raise a UserError for an unknown activation or an impossible probability."""
         if self.activation not in ACTIVATIONS:
             raise UserError(f"activation is '{self.activation}': {suggestion(self.activation, ACTIVATIONS)}")
-        check_dropout(self.dropout)
+        if self.activation in ("elu", "leaky_relu") and not self.slope >= 0:
+            raise UserError(
+                f"slope is {self.slope}: at least 0 is needed, so that a result tells on which side of 0 it came from"
+            )
+        check_dropout(self.dropout, self.seed)
 
 
 SCORES = ("gat", "gatv2", "dot")
@@ -75,10 +79,12 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def check_dropout(probability: float) -> None:
-    """Raise a UserError for a probability outside [0, 1)."""
+def check_dropout(probability: float, seed: int) -> None:
+    """Raise a UserError for a probability outside [0, 1), or a seed that is no int64."""
     if not 0 <= probability < 1:
         raise UserError(f"dropout is {probability}: a probability in [0, 1) is allowed")
+    if not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
+        raise UserError(f"seed is {seed}: an integer of 64 bits is allowed")
 
 
 def activate(y: Tensor, activation: str, slope: float) -> Tensor:

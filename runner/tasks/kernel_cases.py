@@ -62,7 +62,7 @@ class GraphCases:
 
     Args:
         raw: the graph. Values per edge come in the order of its own list of edges, as models have them; but where an edge's weight never
-            changes (``spmm_weighted``) everyone may lay it out beforehand.
+            changes (``spmm_weighted``) everyone may lay it out beforehand; ``spmm_weighted_by_id`` is the same with ours left as it comes.
         device: where it is measured.
         dtype: of features and weights.
     """
@@ -104,7 +104,13 @@ class GraphCases:
         num_nodes, num_edges = self.adjacency.num_dst, self.adjacency.num_edges
         is_per_head, is_fixed = kind == "per_head", kind == "weighted"
         x = self._random(*((num_nodes, KERNEL_HEADS, width // KERNEL_HEADS) if is_per_head else (num_nodes, width)))
-        weight = self._random(num_edges, KERNEL_HEADS) if is_per_head else self._random(num_edges) if is_fixed else None
+        weight = (
+            self._random(num_edges, KERNEL_HEADS)
+            if is_per_head
+            else self._random(num_edges)
+            if "weighted" in kind
+            else None
+        )
         reduce = kind if kind in ("mean", "max", "min") else "sum"
         works = self.peers.spmm(x, weight, reduce)
         ours = partial(spmm, self.adjacency, x, weight, reduce=reduce)

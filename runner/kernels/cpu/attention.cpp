@@ -233,13 +233,14 @@ void forward_rows(const Graph& graph, const Operands& o, const Group<W>& g, int6
       }
       tile.pad(count, lowest);
       const Vector highest = Tile<A, W>::larger(best, tile.high());
+      const Vector shift = highest == lowest ? splat<A, W>(A(0)) : highest;  // scores that are all -inf weigh nothing yet
       if (first != graph.indptr[i]) {
-        const Vector shrink = exponential<W>(best - highest);
+        const Vector shrink = exponential<W>(best - shift);
         mass *= shrink;
         rescale(shrink);
       }
       best = highest;
-      mass += tile.exponentiate(best);
+      mass += tile.exponentiate(shift);
       if (o.dropout.is_on())
         for (int64_t k = 0; k < count; ++k) kept.put(k, tile.get(k) * dropout_of<W>(o, g, graph.edge(first + k)));
       accumulate<W>(g, count, o.dropout.is_on() ? kept : tile, sum.data(), scratch, [&](int64_t k, int64_t at, Vector weight) {

@@ -57,7 +57,7 @@ struct Epilogue {
     const Lanes<A, W> zero = splat<A, W>(A(0));
     if (activation == kRelu) return z <= zero ? zero : z;  // so that a NaN stays one
     if (activation == kLeakyRelu) return z > zero ? z : z * slope;
-    return z > zero ? z : (exponential<W>(z) - A(1)) * slope;
+    return z > zero ? z : exponential_less_one<W>(z) * slope;
   }
 
   // The factor that takes the gradient of y to that of what went into activation and dropout; y itself tells on which side it was.

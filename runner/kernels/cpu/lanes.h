@@ -196,3 +196,25 @@ inline Lanes<double, W> exponential(Lanes<double, W> x) {
     return x;
   }
 }
+
+// e^x - 1 for x <= 0, to the last places near 0 too: there by its Taylor polynomial.
+template <int W>
+inline Lanes<float, W> exponential_less_one(Lanes<float, W> x) {
+  Lanes<float, W> p = x * 2.48015873e-5f + 1.98412698e-4f;
+  p = p * x + 1.38888889e-3f;
+  p = p * x + 8.33333333e-3f;
+  p = p * x + 4.16666667e-2f;
+  p = p * x + 1.66666667e-1f;
+  p = p * x + 0.5f;
+  p = p * x * x + x;
+  return x > -0.4f ? p : exponential<W>(x) - 1.0f;
+}
+template <int W>
+inline Lanes<double, W> exponential_less_one(Lanes<double, W> x) {
+  if constexpr (W == 1) {
+    return std::expm1(x);
+  } else {
+    for (int lane = 0; lane < W; ++lane) x[lane] = std::expm1(x[lane]);
+    return x;
+  }
+}

@@ -29,7 +29,7 @@ _MADV_HUGEPAGE = 14
 _SLICE = 32
 _MIN_REUSE = 4
 _MAX_LANES = 16
-_MAX_HEADS = 4  # of a weight per head: so many lanes the narrowest vectors have, at 64 bits and without AVX
+_MAX_HEADS = 2  # of a weight per head: so many lanes the narrowest vectors have, at 64 bits and without AVX
 _MAX_PARTS = 64  # partial sums of a gradient that every row adds to
 
 
@@ -66,7 +66,7 @@ def ready_spmm(
         x: [M, …], rows of neighbouring elements.
         weight: [E, H], contiguous, or None; the call takes it in any shape.
     """
-    flat = x.detach().reshape(x.shape[0], -1) if x.dim() > 2 else x.detach()
+    flat = x.detach().flatten(1)
     num_heads = 1 if weight is None else weight.shape[1]
     variant = (("REDUCE", _REDUCE[reduce]), ("PLACES", 0))
     epilogue = Epilogue(row_scale)
@@ -96,11 +96,11 @@ def _spmm_call(
     is_huge = num_rows * num_features * x.element_size() >= _HUGE_BYTES
 
     def run(x: Tensor, weight: Tensor | None, _held: Any = held) -> tuple[Tensor, Tensor | None]:
-        y = torch.empty(shape, dtype=dtype)
+        y = torch.empty(shape, dtype=dtype, device="cpu")
         if is_huge:
             _ask_for_huge_pages(y)
-        places = torch.empty(shape, dtype=index_dtype) if with_places else None
-        packed = torch.empty(room, _SLICE + _MAX_LANES, dtype=dtype) if room else None
+        places = torch.empty(shape, dtype=index_dtype, device="cpu") if with_places else None
+        packed = torch.empty(room, _SLICE + _MAX_LANES, dtype=dtype, device="cpu") if room else None
         pointers = (x.data_ptr(), _pointer(weight), y.data_ptr(), _pointer(places), _pointer(packed))
         kernel(address, *pointers, torch.get_num_threads())
         return y, places
@@ -208,7 +208,7 @@ def attention(
     """
     num_rows, (num_heads, channels) = csr.indptr.numel() - 1, value.shape[1:]
     out = _empty(num_rows, num_heads, channels, like=value)
-    high = torch.empty(num_rows, num_heads, dtype=sum_dtype(value.dtype))
+    high = torch.empty(num_rows, num_heads, dtype=sum_dtype(value.dtype), device="cpu")
     total = torch.empty_like(high)
     run = function("attention", "attention", value.dtype, csr.indices.dtype, ("SCORE", SCORES.index(scoring.score)))
     run(
@@ -233,8 +233,8 @@ def attention_backward_sources(
     num_heads, channels = value.shape[1:]
     dvalue = _empty(*value.shape, like=value)
     dkey = None if key is None else _empty(*key.shape, like=key)
-    dscore = torch.empty(turned.indices.numel(), num_heads, dtype=high.dtype)
-    stats = torch.empty(out.shape[0], 4, num_heads, dtype=high.dtype)
+    dscore = torch.empty(turned.indices.numel(), num_heads, dtype=high.dtype, device="cpu")
+    stats = torch.empty(out.shape[0], 4, num_heads, dtype=high.dtype, device="cpu")
     score = ("SCORE", SCORES.index(scoring.score))
     run = function("attention", "attention_backward_sources", value.dtype, turned.indices.dtype, score)
     run(
@@ -253,7 +253,7 @@ def attention_backward_destinations(
     num_heads, channels = value.shape[1:]
     dquery = _empty(*query.shape, like=query)
     num_parts = min(_MAX_PARTS, csr.row_blocks.numel() - 1)
-    parts = torch.zeros(num_parts, num_heads, channels, dtype=torch.float64)
+    parts = torch.zeros(num_parts, num_heads, channels, dtype=torch.float64, device="cpu")
     score = ("SCORE", SCORES.index(scoring.score))
     run = function("attention", "attention_backward_destinations", value.dtype, csr.indices.dtype, score)
     run(
@@ -301,7 +301,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _empty(*shape: int, like: Tensor) -> Tensor:
-    out = torch.empty(shape, dtype=like.dtype)
+    out = torch.empty(shape, dtype=like.dtype, device="cpu")
     if out.nbytes >= _HUGE_BYTES:
         _ask_for_huge_pages(out)
     return out

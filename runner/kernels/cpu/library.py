@@ -109,7 +109,7 @@ def is_available() -> bool:
     """Whether kernels can be built here; says once, as a warning, why not."""
     try:
         load("elementwise", STORAGE="float")
-    except BuildError as error:
+    except (BuildError, OSError) as error:
         warnings.warn(f"CPU kernels of our own are off, torch's ops run instead: {error}", BackendWarning, stacklevel=2)
         return False
     return True

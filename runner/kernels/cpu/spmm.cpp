@@ -137,8 +137,8 @@ struct Row {
   inline void take(int v, Values m, Signed<A> place) {
     if constexpr (REDUCE == 0) {
       values[v] += m;
-    } else if constexpr (PLACES) {  // the first entry that attains it is kept; a NaN is taken and stays
-      auto better = (REDUCE == 1 ? m > values[v] : m < values[v]) | (m != m);
+    } else if constexpr (PLACES) {  // the first entry that attains it is kept, also a NaN
+      auto better = (REDUCE == 1 ? m > values[v] : m < values[v]) | ((m != m) & (values[v] == values[v]));
       values[v] = better ? m : values[v];
       places[v] = better ? splat<Signed<A>, W>(place) : places[v];
     } else {

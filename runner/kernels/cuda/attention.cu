@@ -95,8 +95,9 @@ extern "C" __global__ void attention(const int64* indptr, const I* indices, cons
         const int64 j = lane < count ? int64(indices[entry]) : 0;
         const A score = tile_score(o, j, item.row, item.head, count, most, false);
         const A tile_high = group_max(score), highest = tile_high > best || tile_high != tile_high ? tile_high : best;
-        const A shrink = mass > A(0) ? Epilogue::exponential(best - highest) : A(0);
-        A weight = lane < count ? Epilogue::exponential(score - highest) : A(0);
+        const A shift = highest == -infinity() ? A(0) : highest;  // scores that are all -inf weigh nothing yet
+        const A shrink = mass > A(0) ? Epilogue::exponential(best - shift) : A(0);
+        A weight = lane < count ? Epilogue::exponential(score - shift) : A(0);
         mass = mass * shrink + group_sum(weight);
         best = count ? highest : best;
         if (o.dropout.is_on() && lane < count) weight *= o.dropout.factor(g.edge(entry), item.head);

@@ -135,7 +135,7 @@ struct Epilogue {
     if (bias) z += value(bias[column]);
     if (activation == kRelu) z = z <= A(0) ? A(0) : z;
     if (activation == kLeakyRelu) z = z > A(0) ? z : z * slope;
-    if (activation == kElu) z = z > A(0) ? z : (exponential(z) - A(1)) * slope;
+    if (activation == kElu) z = z > A(0) ? z : less_one(z) * slope;
     return dropout.is_on() ? z * dropout.factor(row, column) : z;
   }
   __device__ A derivative(A y, int64 row, int64 column) const {
@@ -147,4 +147,6 @@ struct Epilogue {
   }
   __device__ static float exponential(float x) { return expf(x); }
   __device__ static double exponential(double x) { return exp(x); }
+  __device__ static float less_one(float x) { return expm1f(x); }
+  __device__ static double less_one(double x) { return expm1(x); }
 };

@@ -41,7 +41,7 @@ def spmm(
     variant = {"REDUCE": _REDUCE[reduce], "WEIGHTING": weighting, "PLACES": int(with_places)}
     run = library.function("spmm", "spmm", **_types(x, csr), GROUP=group, VEC=vector, **variant)
     _launch(
-        run, num_rows * group, min(slices, _MAX_SLICES), *_graph(csr), _pointer(x), x.stride(0), num_features,
+        x.device, run, num_rows * group, min(slices, _MAX_SLICES), *_graph(csr), _pointer(x), x.stride(0), num_features,
         _pointer(weight), num_heads, _pointer(epilogue.row_scale), _pointer(col_scale), _pointer(epilogue.bias),
         *_activation(epilogue), _pointer(y), _pointer(places),
     )  # fmt: skip
@@ -52,7 +52,7 @@ def epilogue_backward(dy: Tensor, y: Tensor, epilogue: Epilogue) -> Tensor:
     """See the CPU's."""
     dz = _empty(*y.shape, like=y)
     run = library.function("elementwise", "epilogue_backward", STORAGE=STORAGE[y.dtype], INDEX="int", GROUP=1, VEC=1)
-    _launch(run, y.numel(), 1, _pointer(dy), _pointer(y), *y.shape, *_activation(epilogue), _pointer(dz))
+    _launch(y.device, run, y.numel(), 1, _pointer(dy), _pointer(y), *y.shape, *_activation(epilogue), _pointer(dz))
     return dz
 
 
@@ -66,7 +66,7 @@ def extremum_grad_x(
     group = _group(num_features)
     run = library.function("extremum", "extremum_grad_x", **_types(dy, turned), GROUP=group, VEC=1)
     _launch(
-        run, num_rows * group, 1, *_graph(turned), _pointer(entries), _pointer(places), _pointer(dy), num_features,
+        dy.device, run, num_rows * group, 1, *_graph(turned), _pointer(entries), _pointer(places), _pointer(dy), num_features,
         _pointer(weight), 1 if weight is None else weight.shape[1], _pointer(row_scale), _pointer(col_scale), _pointer(dx),
     )  # fmt: skip
     return dx
@@ -81,7 +81,7 @@ def extremum_grad_weight(
     group = _group(num_heads)
     run = library.function("extremum", "extremum_grad_weight", **_types(dy, csr), GROUP=group, VEC=1)
     _launch(
-        run, _num_rows(csr) * group, 1, *_graph(csr), _pointer(places), _pointer(dy), _pointer(x), x.stride(0), dy.shape[1],
+        dy.device, run, _num_rows(csr) * group, 1, *_graph(csr), _pointer(places), _pointer(dy), _pointer(x), x.stride(0), dy.shape[1],
         num_heads, _pointer(row_scale), _pointer(col_scale), _pointer(dweight),
     )  # fmt: skip
     return dweight
@@ -96,7 +96,7 @@ def sddmm(csr: Csr, u: Tensor, v: Tensor, operation: str, num_heads: int) -> Ten
     operation_number = _OPERATION[operation]
     run = library.function("sddmm", "sddmm", **_types(u, csr), GROUP=group, VEC=1, OPERATION=operation_number)
     _launch(
-        run, _num_rows(csr) * (num_heads if is_dot else 1) * group, 1, *_graph(csr), _pointer(u), u.stride(0), _pointer(v),
+        u.device, run, _num_rows(csr) * (num_heads if is_dot else 1) * group, 1, *_graph(csr), _pointer(u), u.stride(0), _pointer(v),
         v.stride(0), num_features, num_heads, _pointer(out),
     )  # fmt: skip
     return out
@@ -108,7 +108,7 @@ def edge_softmax(csr: Csr, logits: Tensor) -> Tensor:
     group = _group(_mean_degree(csr))
     run = library.function("softmax", "edge_softmax", **_types(logits, csr), GROUP=group, VEC=1)
     items = _num_rows(csr) * logits.shape[1]
-    _launch(run, items * group, 1, *_rows_only(csr), _pointer(logits), logits.shape[1], _pointer(out))
+    _launch(logits.device, run, items * group, 1, *_rows_only(csr), _pointer(logits), logits.shape[1], _pointer(out))
     return out
 
 
@@ -118,7 +118,17 @@ def edge_softmax_backward(csr: Csr, out: Tensor, dout: Tensor) -> Tensor:
     group = _group(_mean_degree(csr))
     run = library.function("softmax", "edge_softmax_backward", **_types(out, csr), GROUP=group, VEC=1)
     items = _num_rows(csr) * out.shape[1]
-    _launch(run, items * group, 1, *_rows_only(csr), _pointer(out), _pointer(dout), out.shape[1], _pointer(dlogits))
+    _launch(
+        out.device,
+        run,
+        items * group,
+        1,
+        *_rows_only(csr),
+        _pointer(out),
+        _pointer(dout),
+        out.shape[1],
+        _pointer(dlogits),
+    )
     return dlogits
 
 
@@ -133,8 +143,8 @@ def attention(
     variant = _attention_variant(value, csr, scoring)
     run = library.function("attention", "attention", **variant)
     _launch(
-        run, num_rows * num_heads * int(variant["GROUP"]), 1, *_graph(csr), _pointer(value), _pointer(key), _pointer(query),
-        _pointer(vector), num_heads, channels, *scoring[1:], _pointer(out), _pointer(high), _pointer(total),
+        value.device, run, num_rows * num_heads * int(variant["GROUP"]), 1, *_graph(csr), _pointer(value), _pointer(key), _pointer(query),
+        _pointer(vector), num_heads, channels, *_told(scoring), _pointer(out), _pointer(high), _pointer(total),
     )  # fmt: skip
     return out, high, total
 
@@ -155,11 +165,13 @@ def attention_backward_sources(
     group = int(variant["GROUP"])
     dots = library.function("attention", "attention_dots", **variant)
     shape = (out.shape[0], num_heads, channels)
-    _launch(dots, out.shape[0] * num_heads * group, 1, _pointer(out), _pointer(dout), *shape, _pointer(dot))
+    _launch(
+        value.device, dots, out.shape[0] * num_heads * group, 1, _pointer(out), _pointer(dout), *shape, _pointer(dot)
+    )
     run = library.function("attention", "attention_backward_sources", **variant)
     _launch(
-        run, value.shape[0] * num_heads * group, 1, *_graph(turned), _pointer(value), _pointer(key), _pointer(query),
-        _pointer(vector), num_heads, channels, *scoring[1:], _pointer(dout), _pointer(high), _pointer(total), _pointer(dot),
+        value.device, run, value.shape[0] * num_heads * group, 1, *_graph(turned), _pointer(value), _pointer(key), _pointer(query),
+        _pointer(vector), num_heads, channels, *_told(scoring), _pointer(dout), _pointer(high), _pointer(total), _pointer(dot),
         _pointer(dscore), _pointer(dvalue), _pointer(dkey),
     )  # fmt: skip
     return dscore, dvalue, dkey
@@ -176,8 +188,8 @@ def attention_backward_destinations(
     variant = _attention_variant(value, csr, scoring)
     run = library.function("attention", "attention_backward_destinations", **variant)
     _launch(
-        run, num_parts * num_heads * int(variant["GROUP"]), 1, *_graph(csr), _pointer(value), _pointer(query), _pointer(vector),
-        num_heads, channels, scoring.slope, _pointer(dscore), _pointer(dquery), _pointer(parts), num_parts,
+        value.device, run, num_parts * num_heads * int(variant["GROUP"]), 1, *_graph(csr), _pointer(value), _pointer(query),
+        _pointer(vector), num_heads, channels, float(scoring.slope), _pointer(dscore), _pointer(dquery), _pointer(parts), num_parts,
     )  # fmt: skip
     return dquery, parts.sum(0).to(vector.dtype)
 
@@ -189,11 +201,13 @@ def _attention_variant(value: Tensor, csr: Csr, scoring: Scoring) -> dict[str, s
     return {**_types(value, csr), "GROUP": group, "VEC": 1, "SCORE": SCORES.index(scoring.score), "CHUNKS": chunks}
 
 
-def _launch(run: library.Launch, num_threads: int, num_slices: int, *arguments: int | float) -> None:
+def _launch(
+    device: torch.device, run: library.Launch, num_threads: int, num_slices: int, *arguments: int | float
+) -> None:
     """Run a kernel with about a lane for each unit of work; nothing to do, nothing launched."""
     if num_threads:
         grid = (min(-(-num_threads // _THREADS), _MAX_BLOCKS), num_slices)
-        run(grid, (_THREADS,), arguments)
+        run(grid, (_THREADS,), arguments, device)
 
 
 def _group(wanted: int) -> int:
@@ -218,6 +232,11 @@ def _types(x: Tensor, csr: Csr) -> dict[str, str | int]:
 
 def _activation(epilogue: Epilogue) -> tuple[int, float, float, int]:
     return ACTIVATIONS.index(epilogue.activation), float(epilogue.slope), float(epilogue.dropout), epilogue.seed
+
+
+def _told(scoring: Scoring) -> tuple[float, float, float, int]:
+    """CuPy passes on an int as an int: what the kernel takes as a double must be a float."""
+    return float(scoring.slope), float(scoring.scale), float(scoring.dropout), scoring.seed
 
 
 def _num_rows(csr: Csr) -> int:

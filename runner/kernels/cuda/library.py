@@ -25,7 +25,7 @@ GROUPS = (1, 2, 4, 8, 16, 32)
 WIDE_LOAD_BYTES = 16
 CHUNKS = (1, 2, 4, 8)  # of attention: channels of a head that a lane keeps
 
-Launch = Callable[[tuple[int, ...], tuple[int, ...], tuple[Any, ...]], None]
+Launch = Callable[[tuple[int, ...], tuple[int, ...], tuple[Any, ...], torch.device], None]
 _SOURCES = Path(__file__).parent
 _compile_s = 0.0
 
@@ -59,7 +59,7 @@ def compile_for(name: str, defines: dict[str, str | int], architecture: str) -> 
 
 @cache
 def function(source: str, name: str, **defines: str | int) -> Launch:
-    """Return a kernel of a source, built for these macros; it runs on torch's current stream and device.
+    """Return a kernel of a source, built for these macros; it runs on a tensor's device, on torch's current stream there.
 
     Call it once before capturing a CUDA graph: loading a module is not allowed during capture.
     """
@@ -68,12 +68,12 @@ def function(source: str, name: str, **defines: str | int) -> Launch:
     _keep_in(cupy)
     loaded: dict[int, Any] = {}
 
-    def launch(grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
-        device = torch.cuda.current_device()
+    def launch(grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...], where: torch.device) -> None:
+        device = torch.cuda.current_device() if where.index is None else where.index
         with cupy.cuda.Device(device):
             if device not in loaded:
                 loaded[device] = _load(cupy, source, name, defines)
-            stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream, device)
+            stream = cupy.cuda.ExternalStream(torch.cuda.current_stream(device).cuda_stream, device)
             with stream:
                 loaded[device](grid, block, arguments)
 

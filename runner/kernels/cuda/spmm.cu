@@ -42,8 +42,8 @@ extern "C" __global__ void spmm(const int64* indptr, const I* indices, const I* 
           if (WEIGHTING == kPerChannel) message[k] *= value(weight[edge * num_features + at + k]) * factor;
           if (REDUCE == 0) {
             best[k] += message[k];
-          } else if ((REDUCE == 1 ? message[k] > best[k] : message[k] < best[k]) || message[k] != message[k]) {
-            best[k] = message[k], place[k] = I(entry);  // the first that attains it; a NaN is taken and stays
+          } else if ((REDUCE == 1 ? message[k] > best[k] : message[k] < best[k]) || (message[k] != message[k] && best[k] == best[k])) {
+            best[k] = message[k], place[k] = I(entry);  // the first that attains it, also a NaN
           }
         }
       }

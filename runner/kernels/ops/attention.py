@@ -55,7 +55,7 @@ def gat_attention(
     _check_value(adjacency, value)
     check_shape("key", key, tuple(value.shape[:2]), "value", value)
     check_shape("query", query, (adjacency.num_dst, value.shape[1]), "value", value)
-    return _run(adjacency, value, key, query, None, Scoring("gat", negative_slope, 1.0, dropout, seed))
+    return _run(adjacency, value, key, query, None, Scoring("gat", float(negative_slope), 1.0, dropout, seed))
 
 
 def gatv2_attention(
@@ -88,7 +88,7 @@ def gatv2_attention(
     _check_value(adjacency, value)
     check_shape("query", query, (adjacency.num_dst, *value.shape[1:]), "value", value)
     check_shape("vector", vector, tuple(value.shape[1:]), "value", value)
-    return _run(adjacency, value, None, query, vector, Scoring("gatv2", negative_slope, 1.0, dropout, seed))
+    return _run(adjacency, value, None, query, vector, Scoring("gatv2", float(negative_slope), 1.0, dropout, seed))
 
 
 def dot_attention(
@@ -121,7 +121,9 @@ def dot_attention(
     _check_value(adjacency, value)
     check_shape("key", key, tuple(value.shape), "value", value)
     check_shape("query", query, (adjacency.num_dst, *value.shape[1:]), "value", value)
-    scale = 1 / math.sqrt(value.shape[2]) if scale is None else scale
+    if isinstance(scale, Tensor):
+        raise UserError("scale is a tensor: a number is needed, no gradient flows to it")
+    scale = 1 / math.sqrt(value.shape[2]) if scale is None else float(scale)
     return _run(adjacency, value, key, query, None, Scoring("dot", 0.0, scale, dropout, seed))
 
 
@@ -134,7 +136,7 @@ def _check_value(adjacency: Adjacency, value: Tensor) -> None:
 def _run(
     adjacency: Adjacency, value: Tensor, key: Tensor | None, query: Tensor, vector: Tensor | None, scoring: Scoring
 ) -> Tensor:
-    check_dropout(scoring.dropout)
+    check_dropout(scoring.dropout, scoring.seed)
     if not has_kernels(value.device):
         return reference.attention(adjacency, value, key, query, vector, scoring)
     operands = [entry if entry is None else entry.contiguous() for entry in (value, key, query, vector)]

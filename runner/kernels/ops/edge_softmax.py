@@ -35,7 +35,7 @@ def edge_softmax(adjacency: Adjacency, logits: Tensor, norm_by: str = "dst") -> 
     if norm_by not in ("dst", "src"):
         raise UserError(f"norm_by is '{norm_by}': {suggestion(norm_by, ('dst', 'src'))}")
     check_features("logits", logits, adjacency.num_edges, adjacency)
-    if not has_kernels(logits.device):
+    if not has_kernels(logits.device) or not logits.shape[1:].numel():
         return reference.edge_softmax(adjacency, logits, norm_by)
     graph = adjacency if norm_by == "dst" else adjacency.transposed
     flat = logits.reshape(adjacency.num_edges, logits.shape[1:].numel()).contiguous()

@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from runner.errors import UserError
 
 _LIBRARY = torch.library.Library("gearsail", "DEF")
 
 Gradients = Sequence[Tensor | None]
+_ORDINARY = (Tensor, torch.nn.Parameter)
 
 
 def define(
@@ -55,14 +57,22 @@ def define(
 
 
 def _direct(op: Any, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Call ``run`` where nobody listens to torch's dispatcher (no tracing, no mode): it costs more than a small graph's kernel."""
+    """Call ``run`` where nobody listens to torch's dispatcher: it costs more than a small graph's kernel."""
+    tensors = [at for at, argument in enumerate(op._schema.arguments) if "Tensor" in str(argument.type)]
 
     def call(*inputs: Any) -> Any:
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
-            return op(*inputs)
-        return run(*inputs)
+        return run(*inputs) if is_direct([inputs[at] for at in tensors if at < len(inputs)]) else op(*inputs)
 
     return call
+
+
+def is_direct(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether a call on these needs nothing of torch's dispatcher: no tracing, mode, transform, tangent; ordinary tensors only."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch.jit.is_tracing():
+        return False
+    if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    return all(tensor is None or (type(tensor) in _ORDINARY and not tensor.is_neg()) for tensor in tensors)
 
 
 def _differentiable(

@@ -46,7 +46,7 @@ def sddmm(adjacency: Adjacency, u: Tensor, v: Tensor, operation: str = "dot") ->
         raise UserError(
             f"u has shape {list(u.shape)}: a row of features for each of the {adjacency.num_src} sources is needed"
         )
-    if not has_kernels(u.device):
+    if not has_kernels(u.device) or not u.shape[1:].numel():
         sides = reference.gather(adjacency, u, "u"), reference.gather(adjacency, v, "v")
         combined = reference.edge_apply(operation, *sides)
         return combined.squeeze(-1) if operation == "dot" else combined

@@ -36,10 +36,10 @@ class SparseFeatures:
         """
         if values.shape != indices.shape:
             raise UserError(f"values has shape {list(values.shape)}, indices {list(indices.shape)}: both must be [nnz]")
-        if max(indices.numel(), num_features) <= torch.iinfo(torch.int32).max:
-            indices = indices.to(torch.int32)
-        pattern = Adjacency.from_csr(indptr.to(torch.int64), indices, num_features)
-        return SparseFeatures(pattern, None if bool((values == 1).all()) else values)
+        fits = max(indices.numel(), num_features, indptr.numel()) <= torch.iinfo(torch.int32).max
+        pattern = Adjacency.from_csr(indptr.to(torch.int64), indices, num_features, torch.int32 if fits else None)
+        are_ones = not values.requires_grad and bool((values == 1).all())
+        return SparseFeatures(pattern, None if are_ones else values)
 
     def to(self, device: torch.device | str) -> SparseFeatures:
         """Return them on another device."""
@@ -69,5 +69,9 @@ def sparse_linear(features: SparseFeatures, weight: Tensor, bias: Tensor | None 
         shape = [features.pattern.num_dst, features.pattern.num_src]
         raise UserError(
             f"weight has shape {list(weight.shape)}, the features {shape}: weight needs shape [{shape[1]}, …]"
+        )
+    if features.values is not None and features.values.dtype != weight.dtype:
+        raise UserError(
+            f"weight is {weight.dtype}, the features' values are {features.values.dtype}: both must be the same"
         )
     return spmm(features.pattern, weight, features.values, bias=bias)

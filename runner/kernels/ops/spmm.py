@@ -17,7 +17,7 @@ from runner.kernels.adjacency import Adjacency, Csr
 from runner.kernels.cpu import launch as cpu_launch
 from runner.kernels.ops.backend import has_kernels
 from runner.kernels.ops.checks import check_features, check_shape, num_heads_of
-from runner.kernels.ops.registry import Gradients, define, launcher
+from runner.kernels.ops.registry import Gradients, define, is_direct, launcher
 from runner.kernels.parameters import Epilogue
 
 REDUCERS = ("sum", "mean", "max", "min")
@@ -44,12 +44,13 @@ def spmm(
         adjacency: N × M; A[i, j] is the edge j → i.
         x: float32, float64 or bfloat16 (summed in float32), [M, …]; may be strided.
         weight: by edge id: [E], [E, H] for x [M, H, …], or [E, …] with the trailing dimensions of x; None: 1.
-        reduce: sum, mean, max, min. A destination without edges gets 0; a tie of max or min goes to the lowest source, then edge id.
+        reduce: sum, mean, max, min. A destination without edges gets 0; a tie of max or min goes to its first entry, which in a graph made
+            from edges is the lowest source, then edge id.
         row_scale: [N], multiplies the reduced value.
         col_scale: [M], multiplies x.
         bias: trailing dimensions of x, added after the scale.
         activation: identity, relu, elu, leaky_relu.
-        slope: of leaky_relu below 0 (default 0.01), or elu's alpha (default 1).
+        slope: of leaky_relu below 0 (default 0.01), or elu's alpha (default 1); at least 0.
         dropout: probability that an element of the result is dropped, after the activation; the rest is scaled by 1 / (1 - dropout).
         seed: the same seed drops the same elements.
 
@@ -60,19 +61,19 @@ def spmm(
         UserError: where a shape, dtype, device or name doesn't fit; it names the argument and both shapes.
     """
     is_plain = row_scale is None and col_scale is None and bias is None and activation == "identity" and not dropout
-    if is_plain and not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()):
+    if is_plain and not _needs_gradient(x, weight) and is_direct((x, weight)):
         key = _key(x, weight, reduce)
-        ready = adjacency.ready.get(key)
-        if ready is None and key not in adjacency.ready:
+        if key not in adjacency.ready:
             _check(adjacency, x, weight, reduce, None, Epilogue())
-            ready = adjacency.ready[key] = _prepare(adjacency, x, weight, reduce)
-        if ready is not None and not _needs_gradient(x, weight):
+            adjacency.ready[key] = _prepare(adjacency, x, weight, reduce)
+        ready = adjacency.ready[key]
+        if ready is not None:
             return ready(x, weight)
     epilogue = Epilogue(
         row_scale, bias, activation, _SLOPES.get(activation, 0.0) if slope is None else slope, dropout, seed
     )
     num_heads = _check(adjacency, x, weight, reduce, col_scale, epilogue)
-    if not has_kernels(x.device):
+    if not has_kernels(x.device) or not x.shape[1:].numel():
         return reference.spmm(adjacency, x, _broadcast(weight, x), reduce, col_scale, epilogue)
     if reduce == "mean":
         mean = adjacency.mean_scale(x.dtype)

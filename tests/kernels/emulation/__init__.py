@@ -57,7 +57,7 @@ def emulated(folder: Path, max_blocks: int = 3, guard: str = "end") -> Iterator[
 def _function(folder: Path, source: str, name: str, **defines: Any) -> library.Launch:
     entry = _build(folder, source, name, defines, library.source_text(source))
 
-    def run(grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+    def run(grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...], _where: torch.device) -> None:
         held = [ctypes.c_double(entry) if isinstance(entry, float) else ctypes.c_int64(entry) for entry in arguments]
         pointers = (ctypes.c_void_p * len(held))(*(ctypes.addressof(each) for each in held))
         outcome = entry(pointers, grid[0], grid[1] if len(grid) > 1 else 1, block[0])
