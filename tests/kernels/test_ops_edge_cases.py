@@ -21,6 +21,7 @@ from runner.kernels.ops import SparseFeatures, dot_attention, edge_softmax, gat_
 from runner.kernels.parameters import Epilogue, Scoring
 
 SRC, DST, _ = random_edges(40, 300)
+W = torch.ones(3, 2)
 
 
 @pytest.fixture
@@ -181,14 +182,14 @@ def test_stored_ones_that_are_trained_keep_their_gradient() -> None:
 BAD: dict[str, tuple[Callable[[Adjacency], Any], str]] = {
     "slope": (lambda g: spmm(g, torch.ones(40, 2), activation="leaky_relu", slope=-0.1), "slope is -0.1: at least 0"),
     "seed": (lambda g: spmm(g, torch.ones(40, 2), dropout=0.1, seed=2**64), "seed is 18446744073709551616"),
-    "fraction of a seed": (lambda g: spmm(g, torch.ones(40, 2), dropout=0.1, seed=1.5), "seed is 1.5"),  # type: ignore[arg-type]
+    "odd seed": (lambda g: spmm(g, torch.ones(40, 2), dropout=0.1, seed=1.5), "seed is 1.5"),  # type: ignore[arg-type]
     "scale": (lambda g: dot_attention(g, *[torch.ones(40, 1, 2)] * 3, scale=torch.ones(1)), "scale is a tensor"),  # type: ignore[arg-type]
     "wrapped id": (lambda _: SparseFeatures.from_csr(torch.tensor([0, 1]), torch.tensor([2**32]), torch.ones(1), 5), "ids from 4294967296"),
-    "value dtype": (lambda _: sparse_linear(SparseFeatures.from_dense(torch.rand(3, 3).double()), torch.ones(3, 2)), "the features' values"),
+    "value dtype": (lambda _: sparse_linear(SparseFeatures.from_dense(torch.rand(3, 3).double()), W), "the features' values"),
     "float ids": (lambda _: Adjacency.from_edges(torch.tensor([0.7]), torch.tensor([0]), 1, 1), r"src is torch.float32 of shape \[1\]"),
     "float dst": (lambda _: Adjacency.from_edges(torch.tensor([0]), torch.tensor([0.0]), 1, 1), "dst is torch.float32"),
     "ids in two dimensions": (lambda _: Adjacency.from_edges(SRC.view(2, -1), DST, 40, 40), r"src is torch.int64 of shape \[2, 150\]"),
-    "indptr in two dimensions": (lambda _: Adjacency.from_csr(torch.zeros(2, 2, dtype=torch.int64), SRC, 40), "both need one dimension"),
+    "2-D indptr": (lambda _: Adjacency.from_csr(torch.zeros(2, 2, dtype=torch.int64), SRC, 40), "both need one dimension"),
 }  # fmt: skip
 
 
