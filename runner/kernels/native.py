@@ -21,7 +21,7 @@ from runner.kernels.opgraph import Aggregate, Call, EdgeApply, EdgeSoftmax, Op, 
 from runner.kernels.ops import edge_softmax, sddmm, spmm
 from runner.kernels.ops.checks import DTYPES
 from runner.kernels.ops.sddmm import OPERATIONS
-from runner.kernels.strategy import Prepared, Program, Stopwatch
+from runner.kernels.strategy import OwnOrder, Prepared, Program, Stopwatch
 
 Message = Callable[[Resolve], Tensor]
 
@@ -44,7 +44,7 @@ class Native:
         return PreparedNative(graphs, lowered, watch.seconds)
 
 
-class PreparedNative:
+class PreparedNative(OwnOrder):
     """A program on native kernels, nodes in their own order; see :class:`runner.kernels.strategy.Prepared`."""
 
     name = "native"
@@ -60,15 +60,6 @@ class PreparedNative:
 
     def __call__(self, features: Tensor, training: bool) -> Tensor:
         return self._lowered[training](features)
-
-    def place(self, rows: Tensor) -> Tensor:
-        return rows
-
-    def restore(self, rows: Tensor) -> Tensor:
-        return rows
-
-    def locate(self, nodes: Tensor) -> Tensor:
-        return nodes
 
     def lowered(self) -> tuple[OpGraph, Executable] | None:
         return self._graphs[True], self._lowered[True]

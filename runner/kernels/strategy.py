@@ -104,8 +104,21 @@ class Baseline:
         return PreparedModule(program)
 
 
+class OwnOrder:
+    """A preparation that leaves the nodes in the graph's own order."""
+
+    def place(self, rows: Tensor) -> Tensor:
+        return rows
+
+    def restore(self, rows: Tensor) -> Tensor:
+        return rows
+
+    def locate(self, nodes: Tensor) -> Tensor:
+        return nodes
+
+
 @dataclass
-class PreparedModule:
+class PreparedModule(OwnOrder):
     """The DGL module itself, nodes in their own order."""
 
     program: Program
@@ -116,15 +129,6 @@ class PreparedModule:
 
     def __call__(self, features: Tensor, training: bool) -> Tensor:  # noqa: ARG002 (the module has its own flag)
         return self.program.forward(features)
-
-    def place(self, rows: Tensor) -> Tensor:
-        return rows
-
-    def restore(self, rows: Tensor) -> Tensor:
-        return rows
-
-    def locate(self, nodes: Tensor) -> Tensor:
-        return nodes
 
     def lowered(self) -> tuple[OpGraph, Executable] | None:
         return None

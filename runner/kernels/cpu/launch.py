@@ -15,10 +15,9 @@ from torch import Tensor
 
 from runner.kernels.adjacency import Csr
 from runner.kernels.cpu.library import SpmmCall, function, last_cache_bytes
-from runner.kernels.parameters import ACTIVATIONS, SCORES, Epilogue, Scoring, sum_dtype
+from runner.kernels.launching import OPERATION, PER_HEAD, REDUCE, activation_of, walkable, weighting
+from runner.kernels.parameters import SCORES, Epilogue, Scoring, sum_dtype
 
-_REDUCE = {"sum": 0, "max": 1, "min": 2}
-_OPERATION = {"dot": 0, "add": 1, "sub": 2, "mul": 3}
 # malloc takes an allocation of this size or more anew from the system each time: its pages are then faulted in one by one while the kernel
 # writes, which costs more than the kernel (335 000 × 64 floats: 35 ms instead of 11). With huge pages it is 20 ms (measured, 2 cores).
 _HUGE_BYTES = 32 * 2**20
@@ -49,9 +48,9 @@ def spmm(
         with_places: whether max and min also return the entry that each output took, [N, F], -1 for none.
         reach: see :attr:`runner.kernels.adjacency.Adjacency.reach`.
     """
-    x = _rows(x)
+    x = walkable(x)
     num_heads = 1 if weight is None else weight.shape[1]
-    variant = (("REDUCE", _REDUCE[reduce]), ("PLACES", int(with_places)))
+    variant = (("REDUCE", REDUCE[reduce]), ("PLACES", int(with_places)))
     run = _spmm_call(csr, x, num_heads, weight is not None, col_scale, epilogue, reach, *variant)
     return run(x, weight)
 
@@ -68,7 +67,7 @@ def ready_spmm(
     """
     flat = x.detach().flatten(1)
     num_heads = 1 if weight is None else weight.shape[1]
-    variant = (("REDUCE", _REDUCE[reduce]), ("PLACES", 0))
+    variant = (("REDUCE", REDUCE[reduce]), ("PLACES", 0))
     epilogue = Epilogue(row_scale)
     run = _spmm_call(csr, flat, num_heads, weight is not None, None, epilogue, reach, *variant, trailing=x.shape[1:])
     return lambda x, weight: run(x, weight)[0]
@@ -81,11 +80,11 @@ def _spmm_call(
     """Return what takes x and weight and calls the kernel; ``trailing`` dimensions of the result are those of x unless given."""
     num_rows, num_features = csr.indptr.numel() - 1, x.shape[1]
     with_places = ("PLACES", 1) in variant
-    weighting = _weighting(is_weighted, col_scale, num_heads, num_features)
-    can_pack = weighting < 2 or (weighting == 2 and num_heads <= _MAX_HEADS)
+    kind = weighting(is_weighted, col_scale, num_heads, num_features)
+    can_pack = kind < PER_HEAD or (kind == PER_HEAD and num_heads <= _MAX_HEADS)
     room = _rows_to_pack(csr, x, reach) if can_pack else 0
-    kernel = function("spmm", "spmm", x.dtype, csr.indices.dtype, *variant, ("WEIGHTING", weighting))
-    activation, *numbers = _activation(epilogue)
+    kernel = function("spmm", "spmm", x.dtype, csr.indices.dtype, *variant, ("WEIGHTING", kind))
+    activation, *numbers = activation_of(epilogue)
     call = SpmmCall(
         *_graph(csr), csr.indices.numel(), x.shape[0], x.stride(0), num_features, num_heads, _pointer(epilogue.row_scale),
         _pointer(col_scale), _pointer(epilogue.bias), activation, *numbers, _SLICE,
@@ -125,7 +124,7 @@ def epilogue_backward(dy: Tensor, y: Tensor, epilogue: Epilogue) -> Tensor:
     """Return the gradient, [N, F], of what went into activation and dropout, from y and its gradient."""
     dz = _empty(*y.shape, like=y)
     run = function("elementwise", "epilogue_backward", y.dtype, None)
-    run(_pointer(dy), _pointer(y), *y.shape, *_activation(epilogue), _pointer(dz), torch.get_num_threads())
+    run(_pointer(dy), _pointer(y), *y.shape, *activation_of(epilogue), _pointer(dz), torch.get_num_threads())
     return dz
 
 
@@ -155,7 +154,7 @@ def extremum_grad_weight(
     csr: Csr, places: Tensor, dy: Tensor, x: Tensor, num_heads: int, row_scale: Tensor | None, col_scale: Tensor | None
 ) -> Tensor:
     """Return the gradient of the weights, [E, H], of a max or min; arguments as in :func:`extremum_grad_x`."""
-    x = _rows(x)
+    x = walkable(x)
     dweight = _empty(csr.indices.numel(), num_heads, like=dy)
     run = function("extremum", "extremum_grad_weight", dy.dtype, csr.indices.dtype)
     run(
@@ -167,9 +166,9 @@ def extremum_grad_weight(
 
 def sddmm(csr: Csr, u: Tensor, v: Tensor, operation: str, num_heads: int) -> Tensor:
     """Return dot (per head, [E, H]), or sum, difference, product ([E, F]) of ``u[source]`` [M, F] and ``v[destination]`` [N, F]."""
-    u, v = _rows(u), _rows(v)
+    u, v = walkable(u), walkable(v)
     out = _empty(csr.indices.numel(), num_heads if operation == "dot" else u.shape[1], like=u)
-    run = function("sddmm", "sddmm", u.dtype, csr.indices.dtype, ("OPERATION", _OPERATION[operation]))
+    run = function("sddmm", "sddmm", u.dtype, csr.indices.dtype, ("OPERATION", OPERATION[operation]))
     run(
         *_graph(csr), csr.indices.numel(), _pointer(u), u.stride(0), _pointer(v), v.stride(0), u.shape[1], num_heads, _pointer(out),
         torch.get_num_threads(),
@@ -264,17 +263,6 @@ def attention_backward_destinations(
     return dquery, parts.sum(0).to(vector.dtype)
 
 
-def _weighting(is_weighted: bool, col_scale: Tensor | None, num_heads: int, num_features: int) -> int:
-    """The WEIGHTING of spmm.cpp: none, a factor an edge, a weight per edge and head, a weight per edge and feature."""
-    if num_heads > 1:
-        return 3 if num_heads == num_features else 2
-    return 0 if not is_weighted and col_scale is None else 1
-
-
-def _activation(epilogue: Epilogue) -> tuple[int, float, float, int]:
-    return ACTIVATIONS.index(epilogue.activation), epilogue.slope, epilogue.dropout, epilogue.seed
-
-
 def _graph(csr: Csr) -> tuple[int, int, int | None, int, int]:
     indptr, indices, entry_ids, row_blocks = csr
     return (
@@ -293,11 +281,6 @@ def _rows_only(csr: Csr) -> tuple[int, int | None, int, int, int]:
 
 def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
-
-
-def _rows(x: Tensor) -> Tensor:
-    """Return x with its rows' elements side by side; the rows themselves may be apart."""
-    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
 
 def _empty(*shape: int, like: Tensor) -> Tensor:

@@ -11,14 +11,13 @@ from torch import Tensor
 from runner.kernels.adjacency import Csr
 from runner.kernels.cuda import library
 from runner.kernels.cuda.library import CHUNKS, GROUPS, INDEX, STORAGE, WIDE_LOAD_BYTES
-from runner.kernels.parameters import ACTIVATIONS, SCORES, Epilogue, Scoring, sum_dtype
+from runner.kernels.launching import OPERATION, REDUCE, activation_of, walkable, weighting
+from runner.kernels.parameters import SCORES, Epilogue, Scoring, sum_dtype
 
 _THREADS = 128  # a block
 _MAX_BLOCKS = 2**20  # kernels stride over what is left, so that no count of rows is too large for a grid
 _MAX_SLICES = 2**15
 _NUM_PARTS = 1024  # partial sums of a gradient that every row adds to
-_REDUCE = {"sum": 0, "max": 1, "min": 2}
-_OPERATION = {"dot": 0, "add": 1, "sub": 2, "mul": 3}
 
 
 def spmm(
@@ -31,19 +30,17 @@ def spmm(
     y = _empty(num_rows, num_features, like=x)
     places = _empty(num_rows, num_features, like=csr.indices) if with_places else None
     num_heads = 1 if weight is None else weight.shape[1]
-    x = _rows(x)
+    x = walkable(x)
     vector = _vector_length(x, y)
     group = _group(-(-num_features // vector))
     slices = -(-num_features // (group * vector))
-    weighting = 0 if weight is None and col_scale is None else 1
-    if num_heads > 1:
-        weighting = 3 if num_heads == num_features else 2
-    variant = {"REDUCE": _REDUCE[reduce], "WEIGHTING": weighting, "PLACES": int(with_places)}
+    kind = weighting(weight is not None, col_scale, num_heads, num_features)
+    variant = {"REDUCE": REDUCE[reduce], "WEIGHTING": kind, "PLACES": int(with_places)}
     run = library.function("spmm", "spmm", **_types(x, csr), GROUP=group, VEC=vector, **variant)
     _launch(
         x.device, run, num_rows * group, min(slices, _MAX_SLICES), *_graph(csr), _pointer(x), x.stride(0), num_features,
         _pointer(weight), num_heads, _pointer(epilogue.row_scale), _pointer(col_scale), _pointer(epilogue.bias),
-        *_activation(epilogue), _pointer(y), _pointer(places),
+        *activation_of(epilogue), _pointer(y), _pointer(places),
     )  # fmt: skip
     return y, places
 
@@ -52,7 +49,7 @@ def epilogue_backward(dy: Tensor, y: Tensor, epilogue: Epilogue) -> Tensor:
     """See the CPU's."""
     dz = _empty(*y.shape, like=y)
     run = library.function("elementwise", "epilogue_backward", STORAGE=STORAGE[y.dtype], INDEX="int", GROUP=1, VEC=1)
-    _launch(y.device, run, y.numel(), 1, _pointer(dy), _pointer(y), *y.shape, *_activation(epilogue), _pointer(dz))
+    _launch(y.device, run, y.numel(), 1, _pointer(dy), _pointer(y), *y.shape, *activation_of(epilogue), _pointer(dz))
     return dz
 
 
@@ -76,7 +73,7 @@ def extremum_grad_weight(
     csr: Csr, places: Tensor, dy: Tensor, x: Tensor, num_heads: int, row_scale: Tensor | None, col_scale: Tensor | None
 ) -> Tensor:
     """See the CPU's."""
-    x = _rows(x)
+    x = walkable(x)
     dweight = _empty(csr.indices.numel(), num_heads, like=dy)
     group = _group(num_heads)
     run = library.function("extremum", "extremum_grad_weight", **_types(dy, csr), GROUP=group, VEC=1)
@@ -89,11 +86,11 @@ def extremum_grad_weight(
 
 def sddmm(csr: Csr, u: Tensor, v: Tensor, operation: str, num_heads: int) -> Tensor:
     """See the CPU's."""
-    u, v = _rows(u), _rows(v)
+    u, v = walkable(u), walkable(v)
     is_dot, num_features = operation == "dot", u.shape[1]
     out = _empty(csr.indices.numel(), num_heads if is_dot else num_features, like=u)
     group = _group(num_features // num_heads if is_dot else num_features)
-    operation_number = _OPERATION[operation]
+    operation_number = OPERATION[operation]
     run = library.function("sddmm", "sddmm", **_types(u, csr), GROUP=group, VEC=1, OPERATION=operation_number)
     _launch(
         u.device, run, _num_rows(csr) * (num_heads if is_dot else 1) * group, 1, *_graph(csr), _pointer(u), u.stride(0), _pointer(v),
@@ -230,10 +227,6 @@ def _types(x: Tensor, csr: Csr) -> dict[str, str | int]:
     return {"STORAGE": STORAGE[x.dtype], "INDEX": INDEX[csr.indices.dtype]}
 
 
-def _activation(epilogue: Epilogue) -> tuple[int, float, float, int]:
-    return ACTIVATIONS.index(epilogue.activation), float(epilogue.slope), float(epilogue.dropout), epilogue.seed
-
-
 def _told(scoring: Scoring) -> tuple[float, float, float, int]:
     """CuPy passes on an int as an int: what the kernel takes as a double must be a float."""
     return float(scoring.slope), float(scoring.scale), float(scoring.dropout), scoring.seed
@@ -253,11 +246,6 @@ def _rows_only(csr: Csr) -> tuple[int, int, int]:
 
 def _pointer(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
-
-
-def _rows(x: Tensor) -> Tensor:
-    """Return x with its rows' elements side by side; the rows themselves may be apart."""
-    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
 
 def _empty(*shape: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
