@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from runner.kernels.parameters import ACTIVATIONS, Epilogue
 
+STORAGE = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}  # what kernels call a dtype
 REDUCE = {"sum": 0, "max": 1, "min": 2}
 OPERATION = {"dot": 0, "add": 1, "sub": 2, "mul": 3}
 UNWEIGHTED, PER_EDGE, PER_HEAD, PER_CHANNEL = range(4)

@@ -67,9 +67,9 @@ def plain(graph: OpGraph, op: Op) -> Kernel:
         case EdgeSoftmax():
             return lambda resolve: reference.edge_softmax(adjacency, resolve(op.logits), op.norm_by)
         case EdgeApply():
-            return lambda resolve: _message(graph, op, resolve)
+            return lambda resolve: message(graph, op, resolve)
         case Aggregate():
-            return lambda resolve: reference.aggregate(adjacency, _message(graph, op, resolve), op.reduce)
+            return lambda resolve: reference.aggregate(adjacency, message(graph, op, resolve), op.reduce)
 
 
 def fill(structure: Any, resolve: Resolve) -> Any:
@@ -77,7 +77,8 @@ def fill(structure: Any, resolve: Resolve) -> Any:
     return replace_leaves(structure, Ref, resolve)
 
 
-def _message(graph: OpGraph, op: EdgeApply | Aggregate, resolve: Resolve) -> Tensor:
+def message(graph: OpGraph, op: EdgeApply | Aggregate, resolve: Resolve) -> Tensor:
+    """Return an op's message at each edge, [E, …], in plain torch."""
     sides = [reference.gather(graph.adjacency, resolve(operand.ref), operand.target) for operand in op.operands]
     return reference.edge_apply(op.operation, sides[0], sides[1] if len(sides) > 1 else None)
 

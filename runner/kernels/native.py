@@ -7,7 +7,6 @@ Legend: N destinations, M sources, E edges, F features, H heads, C channels a he
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,15 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.kernels import reference
-from runner.kernels.lower import Executable, Kernel, Resolve
+from runner.kernels.lower import Executable, Kernel, Resolve, message
 from runner.kernels.opgraph import Aggregate, Call, EdgeApply, EdgeSoftmax, Op, Operand, OpGraph
 from runner.kernels.ops import edge_softmax, sddmm, spmm
 from runner.kernels.ops.checks import DTYPES
 from runner.kernels.ops.sddmm import OPERATIONS
 from runner.kernels.strategy import OwnOrder, Prepared, Program, Stopwatch
-
-Message = Callable[[Resolve], Tensor]
 
 
 @dataclass(frozen=True)
@@ -131,21 +127,13 @@ def _lower_aggregate(graph: OpGraph, op: Aggregate) -> Kernel:
             None if weight is None else resolve(weight.ref),
             reduce=op.reduce,
         ).reshape(-1, *graph.values[source.ref.index].shape[1:])
-    message = _lower_sddmm(graph, op) or _plain_message(graph, op)
+    messages = _lower_sddmm(graph, op) or partial(message, graph, op)
 
     def run(resolve: Resolve) -> Tensor:
-        values = message(resolve)
+        values = messages(resolve)
         return spmm(graph.adjacency.incidence, _rows(values), reduce=op.reduce).reshape(-1, *values.shape[1:])
 
     return run
-
-
-def _plain_message(graph: OpGraph, op: Aggregate) -> Message:
-    def message(resolve: Resolve) -> Tensor:
-        sides = [reference.gather(graph.adjacency, resolve(operand.ref), operand.target) for operand in op.operands]
-        return reference.edge_apply(op.operation, sides[0], sides[1] if len(sides) > 1 else None)
-
-    return message
 
 
 def _spmm_operands(graph: OpGraph, op: Aggregate) -> tuple[Operand, Operand | None] | None:

@@ -183,8 +183,9 @@ class OpGraph:
                 found.update(ref.index for ref in op.outputs)
         return frozenset(found)
 
-    def bound_to(self, leaves: dict[str, Tensor], device: torch.device) -> OpGraph:
-        """Return the same ops on another device: graph and constants moved, parameters and buffers taken by name from ``leaves``."""
+    def bound_to(self, leaves: dict[str, Tensor], adjacency: Adjacency) -> OpGraph:
+        """Return the same ops where ``adjacency``, the same graph, is: constants moved there, parameters and buffers by name from ``leaves``."""
+        device = adjacency.device
 
         def moved(argument: Any) -> Any:
             return replace_leaves(argument, torch.device, lambda _: device)
@@ -195,7 +196,7 @@ class OpGraph:
         ]
         return dataclasses.replace(
             self,
-            adjacency=self.adjacency.to(device),
+            adjacency=adjacency,
             leaves={index: leaves[self.values[index].name] for index in self.leaves},
             constants={index: constant.to(device) for index, constant in self.constants.items()},
             ops=ops,

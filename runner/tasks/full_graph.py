@@ -86,8 +86,12 @@ class FullGraphExperiment:
 
     @cached_property
     def adjacency(self) -> Adjacency:
+        return self._adjacency_on_cpu.to(self.device)
+
+    @cached_property
+    def _adjacency_on_cpu(self) -> Adjacency:
         num_nodes = self.data.num_nodes
-        return Adjacency.from_edges(self.data.src, self.data.dst, num_nodes, num_nodes).to(self.device)
+        return Adjacency.from_edges(self.data.src, self.data.dst, num_nodes, num_nodes)
 
     @cached_property
     def program(self) -> Program:
@@ -117,8 +121,8 @@ class FullGraphExperiment:
 
     def _capture_on_cpu(self, twin: nn.Module) -> OpGraph:
         """Capture the module's twin there, and bind its op graph to the module where it is."""
-        graph = capture(twin, self.graph, self.features.cpu(), self.adjacency.to("cpu"))
-        return graph.bound_to(dict([*self.module.named_parameters(), *self.module.named_buffers()]), self.device)
+        graph = capture(twin, self.graph, self.features.cpu(), self._adjacency_on_cpu)
+        return graph.bound_to(dict([*self.module.named_parameters(), *self.module.named_buffers()]), self.adjacency)
 
     def source_for(self, prepared: Prepared) -> FullGraph:
         """The graph as training batches under a strategy: features, labels and split in its order of nodes."""

@@ -12,13 +12,10 @@
 
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64;
-constexpr int kNumRegisters = 32;
 #elif defined(__AVX2__)
 constexpr int kVectorBytes = 32;
-constexpr int kNumRegisters = 16;
 #else
 constexpr int kVectorBytes = 16;
-constexpr int kNumRegisters = 16;
 #endif
 
 template <class T, int W>

@@ -12,8 +12,8 @@ import torch
 
 from runner.kernels.cache import BackendWarning
 from runner.kernels.cpu.build import BuildError, load
+from runner.kernels.launching import STORAGE
 
-STORAGE = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}
 _INDEX = {torch.int32: "int32_t", torch.int64: "int64_t"}
 
 # p pointer, n 64-bit count, i int, d double; the last argument of every function is the number of threads

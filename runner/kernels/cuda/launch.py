@@ -10,8 +10,8 @@ from torch import Tensor
 
 from runner.kernels.adjacency import Csr
 from runner.kernels.cuda import library
-from runner.kernels.cuda.library import CHUNKS, GROUPS, INDEX, STORAGE, WIDE_LOAD_BYTES
-from runner.kernels.launching import OPERATION, REDUCE, activation_of, walkable, weighting
+from runner.kernels.cuda.library import CHUNKS, GROUPS, INDEX, WIDE_LOAD_BYTES
+from runner.kernels.launching import OPERATION, REDUCE, STORAGE, activation_of, walkable, weighting
 from runner.kernels.parameters import SCORES, Epilogue, Scoring, sum_dtype
 
 _THREADS = 128  # a block

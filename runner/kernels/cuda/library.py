@@ -18,7 +18,6 @@ import torch
 
 from runner.kernels.cache import BackendWarning, cache_folder
 
-STORAGE = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}
 INDEX = {torch.int32: "int", torch.int64: "int64"}
 # Lanes that work on one row, and features that a lane takes at a time: 1, or 16 bytes of them.
 GROUPS = (1, 2, 4, 8, 16, 32)
@@ -65,7 +64,7 @@ def function(source: str, name: str, **defines: str | int) -> Launch:
     """
     import cupy
 
-    _keep_in(cupy)
+    _keep_in_our_folder()
     loaded: dict[int, Any] = {}
 
     def launch(grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...], where: torch.device) -> None:
@@ -93,7 +92,7 @@ def is_available() -> bool:
 
         if not cupy.cuda.runtime.getDeviceCount():
             raise RuntimeError("CuPy sees no GPU")
-        _keep_in(cupy)
+        _keep_in_our_folder()
         _load(cupy, "elementwise", "epilogue_backward", {"STORAGE": "float", "INDEX": "int", "GROUP": 1, "VEC": 1})
     except Exception as error:  # CuPy, NVRTC and the driver each have exceptions of their own
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -113,7 +112,6 @@ def _load(cupy: Any, source: str, name: str, defines: dict[str, str | int]) -> A
     return kernel
 
 
-def _keep_in(cupy: Any) -> None:
+def _keep_in_our_folder() -> None:
     """Make CuPy keep its kernels in our cache folder; it reads the variable whenever it compiles."""
-    assert cupy
     os.environ.setdefault("CUPY_CACHE_DIR", str(cache_folder() / "cupy"))

@@ -62,11 +62,7 @@ def spmm(
     """
     is_plain = row_scale is None and col_scale is None and bias is None and activation == "identity" and not dropout
     if is_plain and not _needs_gradient(x, weight) and is_direct((x, weight)):
-        key = _key(x, weight, reduce)
-        if key not in adjacency.ready:
-            _check(adjacency, x, weight, reduce, None, Epilogue())
-            adjacency.ready[key] = _prepare(adjacency, x, weight, reduce)
-        ready = adjacency.ready[key]
+        ready = _ready(adjacency, x, weight, reduce)
         if ready is not None:
             return ready(x, weight)
     epilogue = Epilogue(
@@ -94,6 +90,15 @@ def spmm(
         )
         y, _ = _extremum(flat, *tensors, bias, reduce, needs_places, *told, *adjacency.csr, *turned, entries)
     return y.reshape(y.shape[0], *x.shape[1:])
+
+
+def _ready(adjacency: Adjacency, x: Tensor, weight: Tensor | None, reduce: str) -> Callable[..., Tensor] | None:
+    """Return the prepared call for operands like these, made and checked at the first of their kind."""
+    key = _key(x, weight, reduce)
+    if key not in adjacency.ready:
+        _check(adjacency, x, weight, reduce, None, Epilogue())
+        adjacency.ready[key] = _prepare(adjacency, x, weight, reduce)
+    return adjacency.ready[key]
 
 
 def _key(x: Tensor, weight: Tensor | None, reduce: str) -> tuple[Any, ...]:
