@@ -184,7 +184,7 @@ class OpGraph:
         return frozenset(found)
 
     def bound_to(self, leaves: dict[str, Tensor], adjacency: Adjacency) -> OpGraph:
-        """Return the same ops where ``adjacency``, the same graph, is: constants moved there, parameters and buffers by name from ``leaves``."""
+        """Return the same ops where ``adjacency``, the same graph, is; parameters and buffers are taken by name from ``leaves``."""
         device = adjacency.device
 
         def moved(argument: Any) -> Any:
