@@ -52,7 +52,7 @@ class Epilogue(NamedTuple):
         check_dropout(self.dropout, self.seed)
 
 
-SCORES = ("gat", "gatv2", "dot")
+SCORE = {"gatv2": 0, "dot": 1}  # of scores that are made of features: what kernels call them
 
 
 class Scoring(NamedTuple):

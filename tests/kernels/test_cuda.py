@@ -53,20 +53,19 @@ def variants() -> Iterator[tuple[str, dict[str, str | int]]]:
             for told in macros:
                 storage, index = next(types)
                 yield source, {"STORAGE": storage, "INDEX": index, "GROUP": group, "VEC": 1, **told}
-        for score in range(3):
+        for source, told in itertools.product(
+            ("attention", "gat"), ({"SCORE": 0, "KEEPS": 0}, {"SCORE": 1, "KEEPS": 1})
+        ):
             for chunks in CHUNKS if group == GROUPS[-1] else CHUNKS[:1]:
                 storage, index = next(types)
-                yield (
-                    "attention",
-                    {"STORAGE": storage, "INDEX": index, "GROUP": group, "VEC": 1, "SCORE": score, "CHUNKS": chunks},
-                )
+                yield source, {"STORAGE": storage, "INDEX": index, "GROUP": group, "VEC": 1, **told, "CHUNKS": chunks}
     for storage in WIDE:
         yield "elementwise", {"STORAGE": storage, "INDEX": "int", "GROUP": 1, "VEC": 1}
 
 
 @needs_nvrtc
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("source", ["spmm", "sddmm", "elementwise", "extremum", "softmax", "attention"])
+@pytest.mark.parametrize("source", ["spmm", "sddmm", "elementwise", "extremum", "softmax", "attention", "gat"])
 def test_every_kernel_compiles_at_every_width(source: str, architecture: str) -> None:
     compiled = [compile_for(name, defines, architecture) for name, defines in variants() if name == source]
     assert compiled
@@ -165,7 +164,29 @@ def test_softmax_by_emulation(name: str, side: str, built: Path) -> None:
 
 
 @SIDES
-@pytest.mark.parametrize("score", ["gat", "gatv2", "dot"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_gat_by_emulation(name: str, side: str, built: Path) -> None:
+    graph = GRAPHS[name]
+    with emulated(built, guard=side) as g:
+        csr, turned = guarded_graphs(graph, g)
+        for heads, channels in ((1, 1), (2, 5), (3, 40), (1, 300)):
+            scoring = Scoring("gat", 0.2, 1.0, 0.3, 4)
+
+            def there(*inputs: Tensor) -> Tensor:
+                return cuda.gat(csr, *map(g, inputs), scoring, False)[0]  # noqa: B023
+
+            def back(dout: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+                given = tuple(map(g, inputs))
+                return cuda.gat_backward(turned, given, cuda.gat(csr, *given, scoring, True), g(dout), scoring)  # noqa: B023
+
+            op = lambda *inputs, there=there, back=back: Differentiable.apply(there, back, *inputs)  # noqa: E731
+            plain = lambda v, k, q, told=scoring: reference.attention(graph, v, k, q, None, told)  # noqa: E731
+            sizes = ((graph.num_src, heads, channels), (graph.num_src, heads), (graph.num_dst, heads))
+            check((name, heads, channels), op, plain, [torch.randn(size) for size in sizes], scale=3 * channels**0.5)
+
+
+@SIDES
+@pytest.mark.parametrize("score", ["gatv2", "dot"])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_attention_by_emulation(name: str, score: str, side: str, built: Path) -> None:
     graph = GRAPHS[name]
@@ -191,20 +212,15 @@ def test_attention_by_emulation(name: str, score: str, side: str, built: Path) -
                         dvalue,
                         *cuda.attention_backward_destinations(csr, given[0], given[2], given[3], dscore, scoring),
                     ]
-                if score == "gat":
-                    return [dvalue, dkey, reference.aggregate(graph, dscore, "sum")]
                 keys = reference.gather(graph, given[1], "u")
                 return [dvalue, dkey, reference.aggregate(graph, keys * dscore.unsqueeze(-1) * scoring.scale, "sum")]
 
             def plain(*inputs: Tensor, scoring: Scoring = scoring) -> Tensor:
                 return reference.attention(graph, *operands(*inputs), scoring)
 
-            wide, narrow = (heads, channels), (heads,)
-            shapes = {"gat": (wide, narrow, narrow), "gatv2": (wide, wide, None), "dot": (wide, wide, wide)}[score]
-            rows = (
-                (graph.num_src, graph.num_dst, 0) if score == "gatv2" else (graph.num_src, graph.num_src, graph.num_dst)
-            )
-            sizes = [[count, *shape] if shape else [heads, channels] for count, shape in zip(rows, shapes, strict=True)]
+            wide = (heads, channels)
+            source, destination = (graph.num_src, *wide), (graph.num_dst, *wide)
+            sizes = (source, destination, wide) if score == "gatv2" else (source, source, destination)
             inputs = [torch.randn(size) for size in sizes]
             op = lambda *inputs, there=there, back=back: Differentiable.apply(there, back, *inputs)  # noqa: E731
             check((name, heads, channels), op, plain, inputs, scale=3 * channels**0.5)

@@ -223,13 +223,18 @@ def test_what_a_cuda_kernel_takes_as_a_double_is_a_float(graph: Adjacency, monke
         library, "function", lambda _s, name, **_d: lambda _g, _b, arguments, _w: seen.append((name, arguments))
     )
     value, narrow = torch.randn(40, 2, 4), torch.randn(40, 2)
-    scoring = Scoring("gat", 1, 1, 0, 3)
-    saved = cuda.attention(graph.csr, value, narrow, narrow, None, scoring)
-    cuda.attention_backward_sources(graph.transposed.csr, (value, narrow, narrow, None), saved, value, scoring)
+    turned, scoring = graph.transposed.csr, Scoring("gatv2", 1, 1, 0, 3)
+    operands = (value, narrow, narrow)
+    cuda.gat_backward(turned, operands, cuda.gat(graph.csr, *operands, scoring, True), value, scoring)
+    saved = cuda.attention(graph.csr, value, None, value, value[0], scoring)
+    cuda.attention_backward_sources(turned, (value, None, value, value[0]), saved, value, scoring)
     cuda.attention_backward_destinations(graph.csr, value, value, value[0], narrow, scoring)
     cuda.spmm(graph.csr, value.flatten(1), None, None, Epilogue(activation="elu", slope=1, dropout=0))
     counts = {name: [type(entry) for entry in arguments].count(float) for name, arguments in seen}
     assert counts == {
+        "gat": 2,
+        "gat_backward_destinations": 1,
+        "gat_backward_sources": 2,
         "attention": 3,
         "attention_dots": 0,
         "attention_backward_sources": 3,

@@ -38,7 +38,7 @@ def test_opcheck() -> None:
     ops, graph, turned, num_edges = torch.ops.gearsail, GRAPH.csr, GRAPH.transposed.csr, GRAPH.num_edges
     x, weight, scale, bias = leaf(12, 6), leaf(num_edges, 2), leaf(12), leaf(6)
     told = ("elu", 1.0, 0.3, 5, 12)
-    gat, dot = ("gat", 0.2, 1.0, 0.1, 3), ("dot", 0.2, 0.5, 0.0, 0)
+    gat, dot = (0.2, 0.1, 3), ("dot", 0.2, 0.5, 0.0, 0)
     cases = [
         (ops.spmm, (x, weight, scale, scale, bias, *told, *graph, *turned)),
         (ops.spmm, (x, None, None, None, None, *PLAIN, *graph, *turned)),
@@ -48,9 +48,10 @@ def test_opcheck() -> None:
         (ops.sddmm, (x, x, "mul", *graph, *turned)),
         (ops.sddmm, (x, x, "sub", *graph, *turned)),
         (ops.edge_softmax, (weight, *graph)),
-        (ops.attention, (leaf(12, 2, 3), leaf(12, 2), leaf(12, 2), None, *gat, *graph, *turned)),
+        (ops.gat, (leaf(12, 2, 3), leaf(12, 2), leaf(12, 2), *gat, *graph, *turned)),
+        (ops.gat, (torch.rand(12, 2, 3), torch.rand(12, 2), torch.rand(12, 2), *gat, *graph, *NOTHING)),
         (ops.attention, (leaf(12, 2, 3), leaf(12, 2, 3), leaf(12, 2, 3), None, *dot, *graph, *turned)),
-        (ops.attention, (leaf(12, 2, 3), None, leaf(12, 2, 3), leaf(2, 3), "gatv2", *gat[1:], *graph, *turned)),
+        (ops.attention, (leaf(12, 2, 3), None, leaf(12, 2, 3), leaf(2, 3), "gatv2", 0.2, 1.0, 0.1, 3, *graph, *turned)),
     ]
     for op, arguments in cases:
         results = torch.library.opcheck(op.default, arguments)
@@ -175,7 +176,7 @@ def test_ids_out_of_range_never_reach_a_kernel() -> None:
 
 
 def test_without_a_compiler_torch_runs_the_ops(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("spmm", "sddmm", "edge_softmax", "attention"):
+    for module in ("spmm", "sddmm", "edge_softmax", "attention", "gat"):
         monkeypatch.setattr(sys.modules[f"runner.kernels.ops.{module}"], "has_kernels", lambda _device: False)
     for name in WEIRD:
         graph = adjacency(WEIRD[name])

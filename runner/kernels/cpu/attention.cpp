@@ -1,14 +1,14 @@
 // Attention over a destination's edges in one pass, and its backward by recomputation; nothing of size E × H × C is stored.
 //
-// SCORE 0 GAT: LeakyReLU(key[j, h] + query[i, h]); 1 GATv2: <vector[h], LeakyReLU(value[j, h] + query[i, h])>;
-// 2 dot: scale · <key[j, h], query[i, h]>. out[i] = sum of softmax(score) · dropout · value[j]. A destination keeps the largest score and
-// the sum of exponentials of each head (rescaled when a later tile has a larger one), which is all that the backward needs to recompute.
+// SCORE 0 GATv2: <vector[h], LeakyReLU(value[j, h] + query[i, h])>; 1 dot: scale · <key[j, h], query[i, h]>. (GAT's is in gat.cpp.)
+// out[i] = sum of softmax(score) · dropout · value[j]. A destination keeps the largest score and the sum of exponentials of each head
+// (rescaled when a later tile has a larger one), which is all that the backward needs to recompute.
 //
 // Scores and weights lie in vectors with a lane a head, features in vectors of W lanes whatever their heads: a permutation spreads the
 // weights over the lanes of their heads. More heads than lanes are taken in groups, each an attention of its own.
 //
 // Legend: N rows, M columns, E edges, H heads, C channels a head, D = H · C. j → i.
-#include "heads.h"
+#include "head_groups.h"
 #include "lanes.h"
 #include "parallel.h"
 #include "epilogue.h"
@@ -21,23 +21,14 @@ typedef Compute<S> A;
 
 namespace {
 
-enum { kGat, kGatV2, kDotProduct };
+enum { kGatV2, kDotProduct };
 constexpr int64_t kTile = 128;        // edges whose scores are held at once
 constexpr int64_t kPrefetchAhead = 8;  // edges: the hardware can't foresee a gather
 
-struct Graph {
-  const int64_t* indptr;
-  const I* indices;
-  const I* edge_ids;
-  const int64_t* blocks;
-  int64_t num_blocks, num_rows, num_columns, num_entries;
-  int64_t edge(int64_t entry) const { return edge_ids ? int64_t(edge_ids[entry]) : entry; }
-};
-
 struct Operands {
   const S* value;   // [M, D]
-  const S* key;     // [M, H] for GAT, [M, D] for dot
-  const S* query;   // [N, H] for GAT, [N, D] else
+  const S* key;     // [M, D], dot
+  const S* query;   // [N, D]
   const S* vector;  // [D], GATv2
   int64_t num_heads, channels;
   A slope, scale;
@@ -45,97 +36,9 @@ struct Operands {
   int64_t width() const { return num_heads * channels; }
 };
 
-// A group of at most W heads: which, and how its features lie in vectors.
-template <int W>
-struct Group {
-  typedef Lanes<A, W> Vector;
-  typedef Lanes<Signed<A>, W> Places;
-  int64_t first_head, num_heads, channels, column, width;  // column: of the group's first feature in a row
-  std::vector<int64_t> offset;                              // of each vector in the group's features, the last moved back
-  std::vector<Places> head;                                 // of each lane of each vector
-  std::vector<Places> taker;                                // for heads narrower than a vector: the lane that head h's sum is taken from
-  bool has_whole_vectors, has_whole_heads;                  // heads of k · W channels; vectors of k heads
-
-  Group(int64_t first_head, int64_t num_heads, int64_t channels)
-      : first_head(first_head), num_heads(num_heads), channels(channels), column(first_head * channels), width(num_heads * channels),
-        has_whole_vectors(channels % W == 0), has_whole_heads(W % channels == 0) {
-    for (int64_t at = 0; at < width; at += W) {
-      offset.push_back(at + W <= width ? at : width - W);
-      Signed<A> heads[W], takers[W];
-      for (int lane = 0; lane < W; ++lane) {
-        heads[lane] = Signed<A>((offset.back() + lane) / channels);
-        const int64_t place = lane * channels - offset.back();
-        takers[lane] = Signed<A>(place >= 0 && place < W ? place : -1);
-      }
-      head.push_back(lanes_of(heads)), taker.push_back(lanes_of(takers));
-    }
-  }
-  int64_t num_vectors() const { return int64_t(offset.size()); }
-  static Places lanes_of(const Signed<A>* values) {
-    Places lanes;
-    memcpy(&lanes, values, sizeof lanes);
-    return lanes;
-  }
-
-  // Sums over each head's channels: lane h has head h's. ``product(offset)`` is the vector of terms there.
-  template <class Product>
-  inline Vector sums(Product product) const {
-    if (has_whole_vectors) return sums_of_whole_vectors(product);
-    if (has_whole_heads) {
-      if (channels == 8) return sums_of_whole_heads<8>(product);
-      if (channels == 4) return sums_of_whole_heads<4>(product);
-      if (channels == 2) return sums_of_whole_heads<2>(product);
-      return sums_of_whole_heads<1>(product);
-    }
-    return sums_of_any(product);
-  }
-  template <class Product>
-  inline Vector sums_of_whole_vectors(Product product) const {
-    Vector result = splat<A, W>(A(0));
-    for (int64_t h = 0; h < num_heads; ++h) {
-      Vector sum = product(h * channels);
-      for (int64_t c = W; c < channels; c += W) sum += product(h * channels + c);
-      result = iota<A, W>() == Signed<A>(h) ? sum_groups<A, W, W>(sum) : result;
-    }
-    return result;
-  }
-  template <int C, class Product>
-  inline Vector sums_of_whole_heads(Product product) const {
-    Vector result = splat<A, W>(A(0));
-    for (int64_t v = 0; v < num_vectors(); ++v)
-      result = taker[v] >= 0 ? permute<A, W>(sum_groups<A, W, C>(product(offset[v])), taker[v]) : result;
-    return result;
-  }
-  template <class Product>
-  Vector sums_of_any(Product product) const {
-    A lanes[W] = {};
-    int64_t done = 0;
-    for (int64_t v = 0; v < num_vectors(); ++v) {  // lanes that the vector before had are left out
-      A terms[W];
-      store<W>(terms, product(offset[v]));
-      for (int64_t at = done; at < offset[v] + W; ++at) lanes[at / channels] += terms[at - offset[v]];
-      done = offset[v] + W;
-    }
-    return load<W>(lanes);
-  }
-};
-
-// Calls f(group) for heads in groups of at most W, of W as wide as the narrowest group's features allow.
-template <int W, class F>
-void for_groups(int64_t num_heads, int64_t channels, F f) {
-  const int64_t num_groups = (num_heads + W - 1) / W;
-  if constexpr (W > 1) {
-    if (num_heads / num_groups * channels < W) return for_groups<W / 2>(num_heads, channels, f);
-  }
-  for (int64_t g = 0; g < num_groups; ++g) {
-    const int64_t first = g * num_heads / num_groups, end = (g + 1) * num_heads / num_groups;
-    f(Group<W>(first, end - first, channels));
-  }
-}
-
 // sum[d] += term(k, offset, weight) over n edges, the weights of edge k spread over the lanes of their heads; NV vectors in registers.
 template <int W, int NV, class Term>
-inline void accumulate_pass(const Group<W>& g, int64_t first, int64_t n, Tile<A, W>& weights, const A* start, A* sum, Term term) {
+inline void accumulate_pass(const Group<A, W>& g, int64_t first, int64_t n, Tile<A, W>& weights, const A* start, A* sum, Term term) {
   Lanes<A, W> held[NV];
 #pragma GCC unroll 8
   for (int v = 0; v < NV; ++v) held[v] = load<W>(start + g.offset[first + v]);
@@ -148,7 +51,7 @@ inline void accumulate_pass(const Group<W>& g, int64_t first, int64_t n, Tile<A,
   for (int v = 0; v < NV; ++v) store<W>(sum + g.offset[first + v], held[v]);
 }
 template <int W, int NV, class Term>
-inline void accumulate_passes(const Group<W>& g, int64_t first, int64_t count, int64_t n, Tile<A, W>& weights, const A* start, A* sum,
+inline void accumulate_passes(const Group<A, W>& g, int64_t first, int64_t count, int64_t n, Tile<A, W>& weights, const A* start, A* sum,
                               Term term) {
   if constexpr (NV > 1) {
     if (count < NV) return accumulate_passes<W, NV - 1>(g, first, count, n, weights, start, sum, term);
@@ -156,7 +59,7 @@ inline void accumulate_passes(const Group<W>& g, int64_t first, int64_t count, i
   accumulate_pass<W, NV>(g, first, n, weights, start, sum, term);
 }
 template <int W, class Term>
-void accumulate(const Group<W>& g, int64_t n, Tile<A, W>& weights, A* sum, std::vector<A>& scratch, Term term) {
+void accumulate(const Group<A, W>& g, int64_t n, Tile<A, W>& weights, A* sum, std::vector<A>& scratch, Term term) {
   constexpr int64_t kMost = kMaxVectors;
   const A* start = sum;
   if (g.width % W && g.num_vectors() > kMost) {  // a lane that two passes visit must begin at the same value in both
@@ -169,42 +72,31 @@ void accumulate(const Group<W>& g, int64_t n, Tile<A, W>& weights, A* sum, std::
 
 // The factor of dropout of an edge's heads.
 template <int W>
-inline Lanes<A, W> dropout_of(const Operands& o, const Group<W>& g, int64_t edge) {
+inline Lanes<A, W> dropout_of(const Operands& o, const Group<A, W>& g, int64_t edge) {
   return dropout_factor<A, W>(o.dropout, o.dropout.row_key(edge), g.first_head);
-}
-
-template <int W>
-inline Lanes<A, W> leaky(Lanes<A, W> z, A slope) {
-  return z > splat<A, W>(A(0)) ? z : z * slope;
 }
 
 // Scores of edge j → i, a lane a head.
 template <int W>
-inline Lanes<A, W> score(const Graph& forward, const Operands& o, const Group<W>& g, int64_t j, int64_t i) {
-  const int64_t D = o.width(), H = o.num_heads;
-  if constexpr (SCORE == kGat) {
-    return leaky<W>(load_heads<W>(o.key, j * H + g.first_head, g.num_heads, forward.num_columns * H) +
-                        load_heads<W>(o.query, i * H + g.first_head, g.num_heads, forward.num_rows * H),
-                    o.slope);
-  } else {
-    const S* query = o.query + i * D + g.column;
-    const S* there = (SCORE == kGatV2 ? o.value : o.key) + j * D + g.column;
-    const S* vector = o.vector + g.column;
-    return g.sums([&](int64_t at) {
-      if constexpr (SCORE == kGatV2) return leaky<W>(load<W>(there + at) + load<W>(query + at), o.slope) * load<W>(vector + at);
-      return load<W>(there + at) * load<W>(query + at) * o.scale;
-    });
-  }
+inline Lanes<A, W> score(const Operands& o, const Group<A, W>& g, int64_t j, int64_t i) {
+  const int64_t D = o.width();
+  const S* query = o.query + i * D + g.column;
+  const S* there = (SCORE == kGatV2 ? o.value : o.key) + j * D + g.column;
+  const S* vector = o.vector + g.column;
+  return g.sums([&](int64_t at) {
+    if constexpr (SCORE == kGatV2) return leaky<A, W>(load<W>(there + at) + load<W>(query + at), o.slope) * load<W>(vector + at);
+    return load<W>(there + at) * load<W>(query + at) * o.scale;
+  });
 }
 
 template <int W>
-inline void prefetch_row(const S* rows, int64_t row, const Operands& o, const Group<W>& g) {
+inline void prefetch_row(const S* rows, int64_t row, const Operands& o, const Group<A, W>& g) {
   const S* from = rows + row * o.width() + g.column;
   for (int64_t at = 0; at < g.width; at += 64 / int(sizeof(S))) __builtin_prefetch(from + at);
 }
 
 template <int W>
-void forward_rows(const Graph& graph, const Operands& o, const Group<W>& g, int64_t begin_row, int64_t end_row, S* out, A* high,
+void forward_rows(const Graph<I>& graph, const Operands& o, const Group<A, W>& g, int64_t begin_row, int64_t end_row, S* out, A* high,
                   A* total) {
   typedef Lanes<A, W> Vector;
   const int64_t D = o.width();
@@ -229,10 +121,10 @@ void forward_rows(const Graph& graph, const Operands& o, const Group<W>& g, int6
           prefetch_row<W>(o.value, later, o, g);
           if (SCORE == kDotProduct) prefetch_row<W>(o.key, later, o, g);
         }
-        tile.put(k, score<W>(graph, o, g, indices[k], i));
+        tile.put(k, score<W>(o, g, indices[k], i));
       }
       tile.pad(count, lowest);
-      const Vector highest = Tile<A, W>::larger(best, tile.high());
+      const Vector highest = larger<A, W>(best, tile.high());
       const Vector shift = highest == lowest ? splat<A, W>(A(0)) : highest;  // scores that are all -inf weigh nothing yet
       if (first != graph.indptr[i]) {
         const Vector shrink = exponential<W>(best - shift);
@@ -255,14 +147,14 @@ void forward_rows(const Graph& graph, const Operands& o, const Group<W>& g, int6
   }
 }
 
-// What the backward reads beside the operands. ``stats`` [N, 4, H] has what it reads of a destination side by side: GAT's query, the largest
-// score, 1 / sum of exponentials, <dout, out>.
+// What the backward reads beside the operands. ``stats`` [N, 3, H] has what it reads of a destination side by side: the largest score,
+// 1 / sum of exponentials, <dout, out>.
 struct Saved {
   const S* dout;
   A* stats;
-  A* dscore;  // [E, H], by edge id: gradient of what GAT's LeakyReLU takes, of the score for the others
+  A* dscore;  // [E, H], by edge id: gradient of the score
 };
-enum { kQuery, kHigh, kInverse, kDot, kNumStats };
+enum { kHigh, kInverse, kDot, kNumStats };
 
 template <int W>
 void fill_stats(const Operands& o, const Saved& s, const S* out, const A* high, const A* total, int64_t num_rows, int num_threads) {
@@ -273,7 +165,6 @@ void fill_stats(const Operands& o, const Saved& s, const S* out, const A* high, 
       for (int64_t h = 0; h < H; ++h) {
         const int64_t at = i * o.width() + h * o.channels;
         A* stats = s.stats + i * kNumStats * H + h;
-        stats[kQuery * H] = SCORE == kGat ? value(o.query + i * H + h) : A(0);
         stats[kHigh * H] = high[i * H + h];
         stats[kInverse * H] = A(1) / total[i * H + h];
         stats[kDot * H] = dot<W>(s.dout + at, out + at, o.channels);
@@ -281,12 +172,12 @@ void fill_stats(const Operands& o, const Saved& s, const S* out, const A* high, 
   });
 }
 
-// The gradients that sources [begin_row, end_row) gather from their out-edges: of value, and of key (GAT, dot).
+// The gradients that sources [begin_row, end_row) gather from their out-edges: of value, and of key (dot).
 template <int W>
-void backward_rows(const Graph& turned, const Graph& forward, const Operands& o, const Group<W>& g, const Saved& s, int64_t begin_row,
+void backward_rows(const Graph<I>& turned, int64_t num_destinations, const Operands& o, const Group<A, W>& g, const Saved& s, int64_t begin_row,
                    int64_t end_row, S* dvalue, S* dkey) {
   typedef Lanes<A, W> Vector;
-  const int64_t H = o.num_heads, D = o.width(), num_stats = forward.num_rows * kNumStats * H;
+  const int64_t H = o.num_heads, D = o.width(), num_stats = num_destinations * kNumStats * H;
   Tile<A, W> exponentials(g.num_heads, kTile), weights(g.num_heads, kTile), grads(g.num_heads, kTile);
   std::vector<A> sum(g.width), key_sum(SCORE == kDotProduct ? g.width : 0), scratch;
   const auto stat = [&](int64_t i, int which) {
@@ -296,8 +187,6 @@ void backward_rows(const Graph& turned, const Graph& forward, const Operands& o,
     const S* here = o.value + j * D + g.column;
     memset(sum.data(), 0, sum.size() * sizeof(A));
     if constexpr (SCORE == kDotProduct) memset(key_sum.data(), 0, key_sum.size() * sizeof(A));
-    Vector head_sum = splat<A, W>(A(0)), key = head_sum;
-    if constexpr (SCORE == kGat) key = load_heads<W>(o.key, j * H + g.first_head, g.num_heads, forward.num_columns * H);
     for (int64_t first = turned.indptr[j]; first < turned.indptr[j + 1]; first += kTile) {
       const int64_t count = turned.indptr[j + 1] - first < kTile ? turned.indptr[j + 1] - first : kTile;
       const I* indices = turned.indices + first;
@@ -306,12 +195,11 @@ void backward_rows(const Graph& turned, const Graph& forward, const Operands& o,
         if (first + k + kPrefetchAhead < turned.num_entries) {
           const int64_t later = indices[k + kPrefetchAhead];
           prefetch_row<W>(s.dout, later, o, g);
-          if (SCORE != kGat) prefetch_row<W>(o.query, later, o, g);
+          prefetch_row<W>(o.query, later, o, g);
           for (int64_t at = 0; at < kNumStats * H; at += 64 / int64_t(sizeof(A))) __builtin_prefetch(s.stats + later * kNumStats * H + at);
           __builtin_prefetch(s.dscore + turned.edge(first + k + kPrefetchAhead) * H + g.first_head, 1);
         }
-        const Vector scores = SCORE == kGat ? leaky<W>(key + stat(indices[k], kQuery), o.slope) : score<W>(forward, o, g, j, indices[k]);
-        exponentials.put(k, scores - stat(indices[k], kHigh));
+        exponentials.put(k, score<W>(o, g, j, indices[k]) - stat(indices[k], kHigh));
       }
       exponentials.pad(count, A(0));
       exponentials.exponentiate(splat<A, W>(A(0)));
@@ -324,11 +212,7 @@ void backward_rows(const Graph& turned, const Graph& forward, const Operands& o,
           const Vector kept = dropout_of<W>(o, g, edge);
           dshare *= kept, weight *= kept;
         }
-        Vector dscore = share * (dshare - stat(i, kDot));
-        if constexpr (SCORE == kGat) {
-          dscore = key + stat(i, kQuery) > splat<A, W>(A(0)) ? dscore : dscore * o.slope;
-          head_sum += dscore;
-        }
+        const Vector dscore = share * (dshare - stat(i, kDot));
         store_heads<W>(s.dscore + edge * H + g.first_head, dscore, g.num_heads);
         weights.put(k, weight);
         grads.put(k, SCORE == kDotProduct ? dscore * o.scale : dscore);
@@ -347,7 +231,6 @@ void backward_rows(const Graph& turned, const Graph& forward, const Operands& o,
         });
     }
     for_vectors<W>(g.width, [&](int64_t at) { store<W>(dvalue + j * D + g.column + at, load<W>(sum.data() + at)); });
-    if constexpr (SCORE == kGat) store_heads<W>(dkey + j * H + g.first_head, head_sum, g.num_heads);
     if constexpr (SCORE == kDotProduct)
       for_vectors<W>(g.width, [&](int64_t at) { store<W>(dkey + j * D + g.column + at, load<W>(key_sum.data() + at)); });
   }
@@ -356,7 +239,7 @@ void backward_rows(const Graph& turned, const Graph& forward, const Operands& o,
 // GATv2's gradients of query and vector for rows [begin_row, end_row), from dscore; the vector's is added to vector_sum [D], in fp64 since
 // every edge of the graph adds to it.
 template <int W>
-void destination_rows(const Graph& graph, const Operands& o, const Group<W>& g, const A* dscore, int64_t begin_row, int64_t end_row,
+void destination_rows(const Graph<I>& graph, const Operands& o, const Group<A, W>& g, const A* dscore, int64_t begin_row, int64_t end_row,
                       S* dquery, double* vector_sum) {
   typedef Lanes<A, W> Vector;
   const int64_t H = o.num_heads, D = o.width();
@@ -381,7 +264,7 @@ void destination_rows(const Graph& graph, const Operands& o, const Group<W>& g, 
         return load<W>(o.vector + g.column + at) * (input(k, at) > splat<A, W>(A(0)) ? grad : grad * o.slope);
       });
       accumulate<W>(g, count, grads, row_vector_sum.data(), scratch, [&](int64_t k, int64_t at, Vector grad) {
-        return leaky<W>(input(k, at), o.slope) * grad;
+        return leaky<A, W>(input(k, at), o.slope) * grad;
       });
     }
     for (int64_t d = 0; d < g.width; ++d) vector_sum[g.column + d] += row_vector_sum[d];
@@ -395,9 +278,9 @@ extern "C" void attention(const int64_t* indptr, const I* indices, const I* edge
                           int64_t num_rows, int64_t num_columns, int64_t num_entries, const S* value, const S* key, const S* query,
                           const S* vector, int64_t num_heads, int64_t channels, double slope, double scale, double dropout,
                           int64_t seed, S* out, A* high, A* total, int num_threads) {
-  const Graph graph{indptr, indices, edge_ids, blocks, num_blocks, num_rows, num_columns, num_entries};
+  const Graph<I> graph{indptr, indices, edge_ids, blocks, num_blocks, num_rows, num_columns, num_entries};
   const Operands o{value, key, query, vector, num_heads, channels, A(slope), A(scale), Dropout(dropout, seed)};
-  for_groups<kLanes<S>>(num_heads, channels, [&](auto g) {
+  for_groups<A, kLanes<S>>(num_heads, channels, [&](auto g) {
     for_blocks(num_blocks, num_threads,
                [&](int64_t block) { forward_rows(graph, o, g, blocks[block], blocks[block + 1], out, high, total); });
   });
@@ -410,14 +293,13 @@ extern "C" void attention_backward_sources(const int64_t* indptr, const I* indic
                                            int64_t channels, double slope, double scale, double dropout, int64_t seed, const S* out,
                                            const S* dout, const A* high, const A* total, A* stats, A* dscore, S* dvalue, S* dkey,
                                            int num_threads) {
-  const Graph turned{indptr, indices, edge_ids, blocks, num_blocks, num_columns, num_rows, num_entries};
-  const Graph forward{nullptr, nullptr, nullptr, nullptr, 0, num_rows, num_columns, num_entries};
+  const Graph<I> turned{indptr, indices, edge_ids, blocks, num_blocks, num_columns, num_rows, num_entries};
   const Operands o{value, key, query, vector, num_heads, channels, A(slope), A(scale), Dropout(dropout, seed)};
   const Saved s{dout, stats, dscore};
   with_width<kLanes<S>>(channels, [&](auto width) { fill_stats<decltype(width)::value>(o, s, out, high, total, num_rows, num_threads); });
-  for_groups<kLanes<S>>(num_heads, channels, [&](auto g) {
+  for_groups<A, kLanes<S>>(num_heads, channels, [&](auto g) {
     for_blocks(num_blocks, num_threads,
-               [&](int64_t block) { backward_rows(turned, forward, o, g, s, blocks[block], blocks[block + 1], dvalue, dkey); });
+               [&](int64_t block) { backward_rows(turned, num_rows, o, g, s, blocks[block], blocks[block + 1], dvalue, dkey); });
   });
 }
 
@@ -427,9 +309,9 @@ extern "C" void attention_backward_destinations(const int64_t* indptr, const I* 
                                                 const S* value, const S* query, const S* vector, int64_t num_heads, int64_t channels,
                                                 double slope, const A* dscore, S* dquery, double* dvector_parts, int64_t num_parts,
                                                 int num_threads) {
-  const Graph graph{indptr, indices, edge_ids, blocks, num_blocks, num_rows, num_columns, num_entries};
+  const Graph<I> graph{indptr, indices, edge_ids, blocks, num_blocks, num_rows, num_columns, num_entries};
   const Operands o{value, nullptr, query, vector, num_heads, channels, A(slope), A(1), Dropout(0, 0)};
-  for_groups<kLanes<S>>(num_heads, channels, [&](auto g) {
+  for_groups<A, kLanes<S>>(num_heads, channels, [&](auto g) {
     for_blocks(num_parts, num_threads, [&](int64_t part) {
       destination_rows(graph, o, g, dscore, blocks[part * num_blocks / num_parts], blocks[(part + 1) * num_blocks / num_parts], dquery,
                        dvector_parts + part * o.width());

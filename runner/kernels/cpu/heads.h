@@ -72,6 +72,11 @@ inline void store_heads(S* to, Lanes<Compute<S>, W> lanes, int64_t num_heads) {
   }
 }
 
+template <class A, int W>
+inline Lanes<A, W> larger(Lanes<A, W> a, Lanes<A, W> b) {  // a NaN is the largest
+  return (b > a) | (b != b) ? b : a;
+}
+
 // The values of several edges and up to W heads, rows of ``pitch`` lanes (a power of two) side by side, so that whole vectors walk them.
 // Lane l of the buffer belongs to head l % pitch.
 template <class A, int W>
@@ -105,8 +110,8 @@ struct Tile {
   // The largest value of each head, in every lane of the head.
   Vector high() const {
     Vector best = load<W>(buffer.data());
-    for (int64_t v = 1; v < num_vectors; ++v) best = larger(best, load<W>(buffer.data() + v * W));
-    return fold<A, W>(best, int(pitch), W, larger);
+    for (int64_t v = 1; v < num_vectors; ++v) best = larger<A, W>(best, load<W>(buffer.data() + v * W));
+    return fold<A, W>(best, int(pitch), W, larger<A, W>);
   }
   // Replaces values by e^(value - shift); returns their sum by head, in every lane of the head.
   Vector exponentiate(Vector shift) {
@@ -121,6 +126,4 @@ struct Tile {
   void scale(Vector factor) {
     for (int64_t v = 0; v < num_vectors; ++v) store<W>(buffer.data() + v * W, load<W>(buffer.data() + v * W) * factor);
   }
-
-  static Vector larger(Vector a, Vector b) { return (b > a) | (b != b) ? b : a; }  // a NaN is the largest
 };

@@ -158,32 +158,36 @@ inline Compute<S> dot(const S* a, const S* b, int64_t n) {
   return total;
 }
 
-// e^x. fp32: 2^n · e^r with |r| ≤ ln 2 / 2, e^r by its Taylor polynomial to r^7 (off by under 1 unit in the last place, measured);
-// results below the normal range are 0. fp64 is there for checks, not for speed.
+// e^x for x in [-87, 88]: 2^n · e^r with |r| ≤ ln 2 / 2, e^r by a minimax polynomial (off by under 1 unit in the last place, measured). NaN
+// stays one; anything else outside gives anything.
+template <int W>
+inline Lanes<float, W> exponential_within(Lanes<float, W> x) {
+  typedef Lanes<int32_t, W> Ints;
+  const float magic = 12582912.0f;  // 1.5 · 2^23: adding it leaves the nearest integer in the lowest bits
+  const Lanes<float, W> shifted = x * 1.44269504f + magic, n = shifted - magic;
+  const Lanes<float, W> r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Lanes<float, W> p = r * 1.38144668e-3f + 8.36878032e-3f;
+  p = p * r + 4.16683942e-2f;
+  p = p * r + 1.66665201e-1f;
+  p = p * r + 4.99999934e-1f;
+  p = p * (r * r) + r + 1.0f;
+  Ints bits;
+  memcpy(&bits, &shifted, sizeof bits);
+  bits = Ints((bits << 23) + 0x3f800000);
+  Lanes<float, W> power;
+  memcpy(&power, &bits, sizeof power);
+  return p * power;
+}
+// e^x for x ≤ 88, above it anything; results below the normal range are 0.
+template <int W>
+inline Lanes<float, W> exponential_up_to_88(Lanes<float, W> x) {
+  return x < -87.0f ? splat<float, W>(0.0f) : exponential_within<W>(x);
+}
 template <int W>
 inline Lanes<float, W> exponential(Lanes<float, W> x) {
-  typedef Lanes<int32_t, W> Ints;
-  const Lanes<float, W> magic = splat<float, W>(12582912.0f);  // 1.5 · 2^23: adding it rounds to an integer
-  Lanes<float, W> n = (x * 1.44269504f + magic) - magic;
-  Lanes<float, W> r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  Lanes<float, W> p = r * 1.98412698e-4f + 1.38888889e-3f;
-  p = p * r + 8.33333333e-3f;
-  p = p * r + 4.16666667e-2f;
-  p = p * r + 1.66666667e-1f;
-  p = p * r + 0.5f;
-  p = p * r * r + r + 1.0f;
-  Ints exponent;
-  if constexpr (W == 1)
-    exponent = (int32_t(x > 88.0f ? 127.0f : x < -88.0f ? -126.0f : n) + 127) << 23;
-  else
-    exponent = (__builtin_convertvector(x > 88.0f ? splat<float, W>(127.0f) : x < -88.0f ? splat<float, W>(-126.0f) : n, Ints) + 127) << 23;
-  Lanes<float, W> power;
-  memcpy(&power, &exponent, sizeof power);
-  Lanes<float, W> result = p * power;
-  result = x > 88.0f ? splat<float, W>(std::numeric_limits<float>::infinity()) : result;
-  result = x < -87.0f ? splat<float, W>(0.0f) : result;
-  return x == x ? result : x;
+  return x > 88.0f ? splat<float, W>(std::numeric_limits<float>::infinity()) : exponential_up_to_88<W>(x);
 }
+// fp64 is there for checks, not for speed.
 template <int W>
 inline Lanes<double, W> exponential(Lanes<double, W> x) {
   if constexpr (W == 1) {
@@ -192,6 +196,11 @@ inline Lanes<double, W> exponential(Lanes<double, W> x) {
     for (int lane = 0; lane < W; ++lane) x[lane] = std::exp(x[lane]);
     return x;
   }
+}
+
+template <int W>
+inline Lanes<double, W> exponential_up_to_88(Lanes<double, W> x) {
+  return exponential<W>(x);
 }
 
 // e^x - 1 for x <= 0, to the last places near 0 too: there by its Taylor polynomial.

@@ -16,7 +16,7 @@ from torch import Tensor
 from runner.kernels.adjacency import Csr
 from runner.kernels.cpu.library import SpmmCall, function, last_cache_bytes
 from runner.kernels.launching import OPERATION, PER_HEAD, REDUCE, activation_of, walkable, weighting
-from runner.kernels.parameters import SCORES, Epilogue, Scoring, sum_dtype
+from runner.kernels.parameters import SCORE, Epilogue, Scoring, sum_dtype
 
 # malloc takes an allocation of this size or more anew from the system each time: its pages are then faulted in one by one while the kernel
 # writes, which costs more than the kernel (335 000 × 64 floats: 35 ms instead of 11). With huge pages it is 20 ms (measured, 2 cores).
@@ -192,6 +192,52 @@ def edge_softmax_backward(csr: Csr, out: Tensor, dout: Tensor) -> Tensor:
     return dlogits
 
 
+def gat(
+    csr: Csr, value: Tensor, key: Tensor, query: Tensor, scoring: Scoring, keeps: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return (out [N, H, C], then for a backward, in the dtype of the sums: largest score [N, H], sum of exponentials [N, H], and over
+    the edges with ``key + query > 0`` the sum of dropped weights times values [N, H, C] and of weights [N, H]).
+
+    Args:
+        csr: N × M.
+        value: [M, H, C].
+        key, query: [M, H], [N, H].
+        scoring: of gat.
+        keeps: whether a backward follows; without, the fourth is empty.
+    """
+    num_rows, (num_heads, channels) = csr.indptr.numel() - 1, value.shape[1:]
+    out = _empty(num_rows, num_heads, channels, like=value)
+    sums = sum_dtype(value.dtype)
+    high, total, positive_share = (_empty(num_rows, num_heads, like=out, dtype=sums) for _ in range(3))
+    positive = _empty(*(out.shape if keeps else (0,)), like=out, dtype=sums)
+    saved = (out, high, total, positive, positive_share)
+    run = function("gat", "gat", value.dtype, csr.indices.dtype)
+    run(
+        *_graph(csr), num_rows, value.shape[0], csr.indices.numel(), *map(_pointer, (value, key, query)), num_heads, channels,
+        *_gat_numbers(scoring), *map(_pointer, saved[:3]), _pointer(positive) if keeps else None, _pointer(positive_share),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return saved
+
+
+def gat_backward(
+    turned: Csr, operands: tuple[Tensor, Tensor, Tensor], saved: tuple[Tensor, ...], dout: Tensor, scoring: Scoring
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of value, key and query; ``saved`` is what :func:`gat` gave."""
+    value, _, query = operands
+    gradients = tuple(_empty(*operand.shape, like=operand) for operand in operands)
+    run = function("gat", "gat_backward", value.dtype, turned.indices.dtype)
+    run(
+        *_graph(turned), query.shape[0], value.shape[0], turned.indices.numel(), *map(_pointer, operands), *value.shape[1:],
+        *_gat_numbers(scoring), *map(_pointer, saved), _pointer(dout), *map(_pointer, gradients), torch.get_num_threads(),
+    )  # fmt: skip
+    return gradients  # type: ignore[return-value]
+
+
+def _gat_numbers(scoring: Scoring) -> tuple[float, float, int]:
+    return scoring.slope, scoring.dropout, scoring.seed
+
+
 def attention(
     csr: Csr, value: Tensor, key: Tensor | None, query: Tensor, vector: Tensor | None, scoring: Scoring
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -200,16 +246,16 @@ def attention(
     Args:
         csr: N × M.
         value: [M, H, C].
-        key: gat: [M, H]; gatv2: None, it is ``value``; dot: [M, H, C].
-        query: gat: [N, H]; else [N, H, C].
-        vector: gatv2: [H, C]; else None.
-        scoring: see there.
+        key: gatv2: None, it is ``value``; dot: [M, H, C].
+        query: [N, H, C].
+        vector: gatv2: [H, C]; dot: None.
+        scoring: of gatv2 or dot.
     """
     num_rows, (num_heads, channels) = csr.indptr.numel() - 1, value.shape[1:]
     out = _empty(num_rows, num_heads, channels, like=value)
     high = torch.empty(num_rows, num_heads, dtype=sum_dtype(value.dtype), device="cpu")
     total = torch.empty_like(high)
-    run = function("attention", "attention", value.dtype, csr.indices.dtype, ("SCORE", SCORES.index(scoring.score)))
+    run = function("attention", "attention", value.dtype, csr.indices.dtype, ("SCORE", SCORE[scoring.score]))
     run(
         *_graph(csr), num_rows, value.shape[0], csr.indices.numel(), _pointer(value), _pointer(key), _pointer(query),
         _pointer(vector), num_heads, channels,
@@ -224,8 +270,7 @@ def attention_backward_sources(
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     """Return (dscore [E, H], dvalue, dkey): what a source gathers from its out-edges, and the gradient of each edge's score.
 
-    ``dscore``, in the dtype of the sums, is that of GAT's sum before its LeakyReLU, of the whole score for gatv2 and dot; ``saved`` is what
-    :func:`attention` gave.
+    ``dscore`` is in the dtype of the sums; ``saved`` is what :func:`attention` gave.
     """
     value, key, query, vector = operands
     out, high, total = saved
@@ -233,8 +278,8 @@ def attention_backward_sources(
     dvalue = _empty(*value.shape, like=value)
     dkey = None if key is None else _empty(*key.shape, like=key)
     dscore = torch.empty(turned.indices.numel(), num_heads, dtype=high.dtype, device="cpu")
-    stats = torch.empty(out.shape[0], 4, num_heads, dtype=high.dtype, device="cpu")
-    score = ("SCORE", SCORES.index(scoring.score))
+    stats = torch.empty(out.shape[0], 3, num_heads, dtype=high.dtype, device="cpu")
+    score = ("SCORE", SCORE[scoring.score])
     run = function("attention", "attention_backward_sources", value.dtype, turned.indices.dtype, score)
     run(
         *_graph(turned), out.shape[0], value.shape[0], turned.indices.numel(), _pointer(value), _pointer(key),
@@ -253,7 +298,7 @@ def attention_backward_destinations(
     dquery = _empty(*query.shape, like=query)
     num_parts = min(_MAX_PARTS, csr.row_blocks.numel() - 1)
     parts = torch.zeros(num_parts, num_heads, channels, dtype=torch.float64, device="cpu")
-    score = ("SCORE", SCORES.index(scoring.score))
+    score = ("SCORE", SCORE[scoring.score])
     run = function("attention", "attention_backward_destinations", value.dtype, csr.indices.dtype, score)
     run(
         *_graph(csr), query.shape[0], value.shape[0], csr.indices.numel(), _pointer(value), _pointer(query),
@@ -283,8 +328,8 @@ def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _empty(*shape: int, like: Tensor) -> Tensor:
-    out = torch.empty(shape, dtype=like.dtype, device="cpu")
+def _empty(*shape: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    out = torch.empty(shape, dtype=dtype or like.dtype, device="cpu")
     if out.nbytes >= _HUGE_BYTES:
         _ask_for_huge_pages(out)
     return out

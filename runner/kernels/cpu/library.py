@@ -26,6 +26,8 @@ _SIGNATURES = {
     "extremum_grad_weight": _GRAPH + "pp" + "pn" + "nn" + "pp" + "p" + "i",
     "edge_softmax": "ppp" + "nn" + "pn" + "p" + "i",
     "edge_softmax_backward": "ppp" + "nn" + "pp" + "n" + "p" + "i",
+    "gat": _GRAPH + "nnn" + "ppp" + "nn" + "ddn" + "ppppp" + "i",
+    "gat_backward": _GRAPH + "nnn" + "ppp" + "nn" + "ddn" + "ppppp" + "p" + "ppp" + "i",
     "attention": _GRAPH + "nnn" + "pppp" + "nn" + "dddn" + "ppp" + "i",
     "attention_backward_sources": _GRAPH + "nnn" + "pppp" + "nn" + "dddn" + "pppp" + "p" + "ppp" + "i",
     "attention_backward_destinations": _GRAPH + "nnn" + "ppp" + "nn" + "d" + "p" + "pp" + "n" + "i",

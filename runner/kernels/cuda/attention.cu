@@ -1,14 +1,14 @@
 // Attention over a destination's edges in one pass, and its backward by recomputation; nothing of size E × H × C is stored.
 //
-// SCORE 0 GAT: LeakyReLU(key[j, h] + query[i, h]); 1 GATv2: <vector[h], LeakyReLU(value[j, h] + query[i, h])>;
-// 2 dot: scale · <key[j, h], query[i, h]>. A group of lanes owns a row and head. Its edges come in tiles of GROUP: lane k holds the score of
+// SCORE 0 GATv2: <vector[h], LeakyReLU(value[j, h] + query[i, h])>; 1 dot: scale · <key[j, h], query[i, h]>. (GAT's is in gat.cu.) A group of lanes owns a row and head. Its edges come in tiles of GROUP: lane k holds the score of
 // the tile's edge k, while sums over channels use all lanes, each with the channels lane, lane + GROUP, … of which CHUNKS are kept in
 // registers; wider heads are walked again for the rest.
 //
 // Legend: N rows, M columns, E edges, H heads, C channels a head, D = H · C. j → i.
 #include "common.cuh"
+#include "items.cuh"
 
-enum { kGat, kGatV2, kDotProduct };
+enum { kGatV2, kDotProduct };
 
 struct Operands {
   const S* value;
@@ -22,25 +22,6 @@ struct Operands {
   __device__ int64 at(int64 node, int64 head) const { return (node * num_heads + head) * channels; }
 };
 
-// The rows and heads that groups own; those past the end take part in exchanges with no edges.
-struct Item {
-  int64 row, head, begin, length, longest;
-  bool is_real;
-  __device__ Item(int64 number, int64 num_rows, int64 num_heads, const int64* indptr) : is_real(number < num_rows * num_heads) {
-    row = is_real ? number / num_heads : 0, head = is_real ? number % num_heads : 0;
-    begin = is_real ? indptr[row] : 0;
-    length = is_real ? indptr[row + 1] - begin : 0;
-    longest = warp_max(length);
-  }
-  __device__ int count(int64 first) const {  // edges of the tile that begins at ``first``
-    const int64 left = length - first;
-    return left <= 0 ? 0 : left < GROUP ? int(left) : GROUP;
-  }
-};
-
-__device__ inline A from_lane(A x, int lane) { return __shfl_sync(kAllLanes, x, lane, GROUP); }
-__device__ inline int64 from_lane(int64 x, int lane) { return __shfl_sync(kAllLanes, x, lane, GROUP); }
-
 // <a, b> over a head's channels, on all lanes of the group.
 __device__ inline A head_dot(const S* a, const S* b, int64 channels, bool is_edge) {
   A sum = A(0);
@@ -49,7 +30,7 @@ __device__ inline A head_dot(const S* a, const S* b, int64 channels, bool is_edg
   return group_sum(sum);
 }
 
-// Score of edge j → i of the calling group's tile, on all lanes of the group; GAT's is the caller's own edge.
+// Score of edge j → i of the calling group's tile, on all lanes of the group.
 __device__ inline A cooperative_score(const Operands& o, int64 j, int64 i, int64 head, bool is_edge) {
   if (SCORE == kDotProduct) return o.scale * head_dot(o.key + o.at(j, head), o.query + o.at(i, head), o.channels, is_edge);
   A sum = A(0);
@@ -65,10 +46,6 @@ __device__ inline A cooperative_score(const Operands& o, int64 j, int64 i, int64
 // Scores of a tile: lane k's is that of edge k. ``mine`` is the other end of this lane's edge; the group's own end is fixed.
 __device__ inline A tile_score(const Operands& o, int64 mine, int64 own, int64 head, int count, int most, bool own_is_source) {
   const bool has_edge = lane_of_group() < count;
-  if (SCORE == kGat) {
-    const int64 j = own_is_source ? own : mine, i = own_is_source ? mine : own;
-    return has_edge ? o.leaky(value(o.key[j * o.num_heads + head]) + value(o.query[i * o.num_heads + head])) : -infinity();
-  }
   A held = -infinity();
   for (int k = 0; k < most; ++k) {
     const int64 other = from_lane(mine, k);
@@ -90,7 +67,7 @@ extern "C" __global__ void attention(const int64* indptr, const I* indices, cons
       A sum[CHUNKS] = {};
       A best = -infinity(), mass = A(0);
       for (int64 first = 0; first < item.longest; first += GROUP) {
-        const int count = item.count(first), most = int(item.longest - first < GROUP ? item.longest - first : GROUP);
+        const int count = item.count(first), most = item.most(first);
         const int64 entry = item.begin + first + lane;
         const int64 j = lane < count ? int64(indices[entry]) : 0;
         const A score = tile_score(o, j, item.row, item.head, count, most, false);
@@ -135,7 +112,7 @@ extern "C" __global__ void attention_dots(const S* out, const S* dout, int64 num
   }
 }
 
-// The gradients that a source gathers from its out-edges, and each edge's dscore: of what GAT's LeakyReLU takes, of the score for the others.
+// The gradients that a source gathers from its out-edges, and each edge's dscore.
 // ``indptr`` to ``num_rows`` are of the transposed graph.
 extern "C" __global__ void attention_backward_sources(const int64* indptr, const I* indices, const I* edge_ids, int64 num_rows,
                                                       const S* value_, const S* key, const S* query, const S* vector, int64 num_heads,
@@ -149,9 +126,9 @@ extern "C" __global__ void attention_backward_sources(const int64* indptr, const
     const Item item(number, num_rows, num_heads, indptr);
     const int64 own = o.at(item.row, item.head);
     for (int64 first_channel = 0; first_channel < channels; first_channel += GROUP * CHUNKS) {
-      A sum[CHUNKS] = {}, key_sum[CHUNKS] = {}, head_sum = A(0);
+      A sum[CHUNKS] = {}, key_sum[CHUNKS] = {};
       for (int64 first = 0; first < item.longest; first += GROUP) {
-        const int count = item.count(first), most = int(item.longest - first < GROUP ? item.longest - first : GROUP);
+        const int count = item.count(first), most = item.most(first);
         const int64 entry = item.begin + first + lane;
         const int64 i = lane < count ? int64(indices[entry]) : 0, stat = i * num_heads + item.head;
         const A score = tile_score(o, i, item.row, item.head, count, most, true);
@@ -167,10 +144,8 @@ extern "C" __global__ void attention_backward_sources(const int64* indptr, const
           const A kept = o.dropout.is_on() ? o.dropout.factor(edge, item.head) : A(1);
           weight = share * kept;
           grad = share * (dshare * kept - dot[stat]);
-          if (SCORE == kGat && !(value(key[item.row * num_heads + item.head]) + value(query[stat]) > A(0))) grad *= o.slope;
           if (first_channel == 0) dscore[edge * num_heads + item.head] = grad;
         }
-        head_sum += group_sum(grad);
         for (int k = 0; k < most; ++k) {
           const int64 there = o.at(from_lane(i, k), item.head);
           const A share = from_lane(weight, k), slant = from_lane(grad, k);
@@ -196,7 +171,6 @@ extern "C" __global__ void attention_backward_sources(const int64* indptr, const
         keep(dvalue + own + c, sum[chunk]);
         if (SCORE == kDotProduct) keep(dkey + own + c, key_sum[chunk]);
       }
-      if (SCORE == kGat && lane == 0 && first_channel == 0) keep(dkey + number, head_sum);
     }
   }
 }

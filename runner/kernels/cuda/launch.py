@@ -12,7 +12,7 @@ from runner.kernels.adjacency import Csr
 from runner.kernels.cuda import library
 from runner.kernels.cuda.library import CHUNKS, GROUPS, INDEX, WIDE_LOAD_BYTES
 from runner.kernels.launching import OPERATION, REDUCE, STORAGE, activation_of, walkable, weighting
-from runner.kernels.parameters import SCORES, Epilogue, Scoring, sum_dtype
+from runner.kernels.parameters import SCORE, Epilogue, Scoring, sum_dtype
 
 _THREADS = 128  # a block
 _MAX_BLOCKS = 2**20  # kernels stride over what is left, so that no count of rows is too large for a grid
@@ -129,6 +129,49 @@ def edge_softmax_backward(csr: Csr, out: Tensor, dout: Tensor) -> Tensor:
     return dlogits
 
 
+def gat(
+    csr: Csr, value: Tensor, key: Tensor, query: Tensor, scoring: Scoring, keeps: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """See the CPU's."""
+    num_rows, (num_heads, channels) = _num_rows(csr), value.shape[1:]
+    out = _empty(num_rows, num_heads, channels, like=value)
+    sums = sum_dtype(value.dtype)
+    high, total, positive_share = (_empty(num_rows, num_heads, like=out, dtype=sums) for _ in range(3))
+    positive = _empty(*(out.shape if keeps else (0,)), like=out, dtype=sums)
+    saved = (out, high, total, positive, positive_share)
+    widths = _widths(value, csr)
+    run = library.function("gat", "gat", **widths, KEEPS=int(keeps))
+    _launch(
+        value.device, run, num_rows * num_heads * int(widths["GROUP"]), 1, *_graph(csr), *map(_pointer, (value, key, query)), num_heads,
+        channels, *_gat_numbers(scoring), *map(_pointer, saved),
+    )  # fmt: skip
+    return saved
+
+
+def gat_backward(
+    turned: Csr, operands: tuple[Tensor, Tensor, Tensor], saved: tuple[Tensor, ...], dout: Tensor, scoring: Scoring
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See the CPU's."""
+    value, _, query = operands
+    out, high, total, positive, positive_share = saved
+    dvalue, dkey, dquery = (_empty(*operand.shape, like=operand) for operand in operands)
+    dot = _empty(*high.shape, like=high)
+    shape = num_heads, _ = tuple(value.shape[1:])
+    widths = _widths(value, turned)
+    lanes = num_heads * int(widths["GROUP"])
+    of_destinations = library.function("gat", "gat_backward_destinations", **widths, KEEPS=1)
+    _launch(
+        value.device, of_destinations, query.shape[0] * lanes, 1, *map(_pointer, (dout, out, positive, positive_share)),
+        query.shape[0], *shape, float(scoring.slope), _pointer(dot), _pointer(dquery),
+    )  # fmt: skip
+    of_sources = library.function("gat", "gat_backward_sources", **widths, KEEPS=1)
+    _launch(
+        value.device, of_sources, value.shape[0] * lanes, 1, *_graph(turned), *map(_pointer, operands), *shape,
+        *_gat_numbers(scoring), *map(_pointer, (dout, high, total, dot, dvalue, dkey)),
+    )  # fmt: skip
+    return dvalue, dkey, dquery
+
+
 def attention(
     csr: Csr, value: Tensor, key: Tensor | None, query: Tensor, vector: Tensor | None, scoring: Scoring
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -192,10 +235,15 @@ def attention_backward_destinations(
 
 
 def _attention_variant(value: Tensor, csr: Csr, scoring: Scoring) -> dict[str, str | int]:
+    return {**_widths(value, csr), "SCORE": SCORE[scoring.score]}
+
+
+def _widths(value: Tensor, csr: Csr) -> dict[str, str | int]:
+    """Return the macros of kernels whose groups of lanes own a row and head."""
     channels = value.shape[2]
     group = _group(channels)
     chunks = next((size for size in CHUNKS if size * group >= channels), CHUNKS[-1])
-    return {**_types(value, csr), "GROUP": group, "VEC": 1, "SCORE": SCORES.index(scoring.score), "CHUNKS": chunks}
+    return {**_types(value, csr), "GROUP": group, "VEC": 1, "CHUNKS": chunks}
 
 
 def _launch(
@@ -225,6 +273,10 @@ def _mean_degree(csr: Csr) -> int:
 
 def _types(x: Tensor, csr: Csr) -> dict[str, str | int]:
     return {"STORAGE": STORAGE[x.dtype], "INDEX": INDEX[csr.indices.dtype]}
+
+
+def _gat_numbers(scoring: Scoring) -> tuple[float, float, int]:
+    return float(scoring.slope), float(scoring.dropout), scoring.seed
 
 
 def _told(scoring: Scoring) -> tuple[float, float, float, int]:

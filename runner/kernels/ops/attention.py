@@ -1,4 +1,4 @@
-"""Attention over a destination's edges, score, softmax and weighted sum in one kernel.
+"""Attention with scores that are made of features: score, softmax and weighted sum over a destination's edges in one kernel.
 
 Nothing of size E × H × C is stored, in neither direction: the backward keeps each destination's largest score and sum of exponentials, and
 recomputes the rest while it walks the transposed graph. One array of size E × H, the gradients of the scores, is held during the backward.
@@ -18,44 +18,10 @@ from runner.errors import UserError
 from runner.kernels import reference
 from runner.kernels.adjacency import Adjacency, Csr
 from runner.kernels.ops.backend import has_kernels
-from runner.kernels.ops.checks import check_features, check_shape
-from runner.kernels.ops.registry import Gradients, define, launcher
-from runner.kernels.ops.spmm import by_edge, weighted_sum
+from runner.kernels.ops.checks import check_shape, check_value
+from runner.kernels.ops.registry import GRAPH, TURNED, Gradients, define, launcher
+from runner.kernels.ops.spmm import weighted_sum
 from runner.kernels.parameters import Scoring, check_dropout, sum_dtype
-
-
-def gat_attention(
-    adjacency: Adjacency,
-    value: Tensor,
-    key: Tensor,
-    query: Tensor,
-    *,
-    negative_slope: float = 0.2,
-    dropout: float = 0.0,
-    seed: int = 0,
-) -> Tensor:
-    """GAT: ``sum over j → i of softmax(LeakyReLU(key_j + query_i)) · value_j``; differentiable in all three.
-
-    Args:
-        adjacency: N × M.
-        value: float32, float64 or bfloat16 [M, H, C].
-        key, query: score of a source [M, H] and of a destination [N, H].
-        negative_slope: of the LeakyReLU below 0.
-        dropout: probability that an edge's weight is dropped (the softmax is over all of them); the rest is scaled by 1 / (1 - dropout).
-        seed: the same seed drops the same edges.
-
-    Returns:
-        [N, H, C]; 0 where a destination has no edges.
-
-    Raises:
-        UserError: where a shape, dtype or device doesn't fit; it names the argument and both shapes.
-
-    Source: Veličković et al., 2018, section 2.1.
-    """
-    _check_value(adjacency, value)
-    check_shape("key", key, tuple(value.shape[:2]), "value", value)
-    check_shape("query", query, (adjacency.num_dst, value.shape[1]), "value", value)
-    return _run(adjacency, value, key, query, None, Scoring("gat", float(negative_slope), 1.0, dropout, seed))
 
 
 def gatv2_attention(
@@ -75,7 +41,7 @@ def gatv2_attention(
         value: float32, float64 or bfloat16 [M, H, C].
         query: [N, H, C].
         vector: [H, C].
-        negative_slope, dropout, seed: as in :func:`gat_attention`.
+        negative_slope, dropout, seed: as in :func:`~runner.kernels.ops.gat.gat_attention`.
 
     Returns:
         [N, H, C]; 0 where a destination has no edges.
@@ -85,7 +51,7 @@ def gatv2_attention(
 
     Source: Brody et al., 2022, equation 7.
     """
-    _check_value(adjacency, value)
+    check_value(adjacency, value)
     check_shape("query", query, (adjacency.num_dst, *value.shape[1:]), "value", value)
     check_shape("vector", vector, tuple(value.shape[1:]), "value", value)
     return _run(adjacency, value, None, query, vector, Scoring("gatv2", float(negative_slope), 1.0, dropout, seed))
@@ -108,7 +74,7 @@ def dot_attention(
         value, key: float32, float64 or bfloat16 [M, H, C].
         query: [N, H, C].
         scale: default 1 / √C.
-        dropout, seed: as in :func:`gat_attention`.
+        dropout, seed: as in :func:`~runner.kernels.ops.gat.gat_attention`.
 
     Returns:
         [N, H, C]; 0 where a destination has no edges.
@@ -118,19 +84,13 @@ def dot_attention(
 
     Source: Vaswani et al., 2017, equation 1, over a graph's edges.
     """
-    _check_value(adjacency, value)
+    check_value(adjacency, value)
     check_shape("key", key, tuple(value.shape), "value", value)
     check_shape("query", query, (adjacency.num_dst, *value.shape[1:]), "value", value)
     if isinstance(scale, Tensor):
         raise UserError("scale is a tensor: a number is needed, no gradient flows to it")
     scale = 1 / math.sqrt(value.shape[2]) if scale is None else float(scale)
     return _run(adjacency, value, key, query, None, Scoring("dot", 0.0, scale, dropout, seed))
-
-
-def _check_value(adjacency: Adjacency, value: Tensor) -> None:
-    check_features("value", value, adjacency.num_src, adjacency)
-    if value.dim() != 3 or 0 in value.shape[1:]:
-        raise UserError(f"value has shape {list(value.shape)}: [{adjacency.num_src}, heads, channels] is needed")
 
 
 def _run(
@@ -148,8 +108,6 @@ def _run(
 
 _OPERANDS = "Tensor value, Tensor? key, Tensor query, Tensor? vector"
 _SCORING = "str score, float slope, float scale, float dropout, int seed"
-_GRAPH = "Tensor indptr, Tensor indices, Tensor? entry_ids, Tensor row_blocks"
-_TURNED = "Tensor? turned_indptr, Tensor? turned_indices, Tensor? turned_ids, Tensor? turned_blocks"
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -165,9 +123,7 @@ def _back(ctx: Any, dout: Tensor, _high: Any, _total: Any) -> Gradients:
         value, key, query, vector, out, high, total, dout.contiguous(), *scoring, *turned
     )
     dvector = None
-    if scoring.score == "gat":
-        dquery = weighted_sum(dscore, None, by_edge(graph)).to(query.dtype)
-    elif scoring.score == "dot":
+    if scoring.score == "dot":
         dquery = weighted_sum(key.flatten(1), (dscore * scoring.scale).to(key.dtype), graph).view_as(query)
     else:
         dquery, dvector = _backward_destinations(value, query, vector, dscore, *scoring, *graph)
@@ -182,7 +138,7 @@ def _fake_attention(value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 _attention = define(
-    f"attention({_OPERANDS}, {_SCORING}, {_GRAPH}, {_TURNED}) -> (Tensor, Tensor, Tensor)",
+    f"attention({_OPERANDS}, {_SCORING}, {GRAPH}, {TURNED}) -> (Tensor, Tensor, Tensor)",
     lambda value, key, query, vector, *rest: launcher(value).attention(
         Csr(*rest[5:9]), value, key, query, vector, Scoring(*rest[:5])
     ),
@@ -208,13 +164,13 @@ def _fake_backward_sources(value: Tensor, key: Tensor | None, *rest: Any) -> tup
 
 
 _backward_sources = define(
-    f"attention_backward_sources({_OPERANDS}, Tensor out, Tensor high, Tensor total, Tensor dout, {_SCORING}, {_GRAPH}) "
+    f"attention_backward_sources({_OPERANDS}, Tensor out, Tensor high, Tensor total, Tensor dout, {_SCORING}, {GRAPH}) "
     "-> (Tensor, Tensor, Tensor)",
     _run_backward_sources,
     _fake_backward_sources,
 )
 _backward_destinations = define(
-    f"attention_backward_destinations(Tensor value, Tensor query, Tensor vector, Tensor dscore, {_SCORING}, {_GRAPH}) "
+    f"attention_backward_destinations(Tensor value, Tensor query, Tensor vector, Tensor dscore, {_SCORING}, {GRAPH}) "
     "-> (Tensor, Tensor)",
     lambda value, query, vector, dscore, *rest: launcher(value).attention_backward_destinations(
         Csr(*rest[5:]), value, query, vector, dscore, Scoring(*rest[:5])

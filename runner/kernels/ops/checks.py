@@ -70,3 +70,10 @@ def num_heads_of(weight: Tensor, x: Tensor, adjacency: Adjacency) -> int:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def check_value(adjacency: Adjacency, value: Tensor) -> None:
+    """Raise a UserError where attention's ``value`` isn't [M, H, C], with heads and channels, of the adjacency's device."""
+    check_features("value", value, adjacency.num_src, adjacency)
+    if value.dim() != 3 or 0 in value.shape[1:]:
+        raise UserError(f"value has shape {list(value.shape)}: [{adjacency.num_src}, heads, channels] is needed")

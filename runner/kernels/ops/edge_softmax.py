@@ -15,7 +15,7 @@ from runner.kernels import reference
 from runner.kernels.adjacency import Adjacency, Csr
 from runner.kernels.ops.backend import has_kernels
 from runner.kernels.ops.checks import check_features
-from runner.kernels.ops.registry import Gradients, define, launcher
+from runner.kernels.ops.registry import GRAPH, Gradients, define, launcher
 
 
 def edge_softmax(adjacency: Adjacency, logits: Tensor, norm_by: str = "dst") -> Tensor:
@@ -42,9 +42,6 @@ def edge_softmax(adjacency: Adjacency, logits: Tensor, norm_by: str = "dst") -> 
     return _edge_softmax(flat, *graph.csr).reshape(logits.shape)
 
 
-_GRAPH = "Tensor indptr, Tensor indices, Tensor? entry_ids, Tensor row_blocks"
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], out: Tensor) -> None:
     ctx.save_for_backward(out, *inputs[1:])
 
@@ -55,12 +52,12 @@ def _back(ctx: Any, dout: Tensor) -> Gradients:
 
 
 _backward = define(
-    f"edge_softmax_backward(Tensor out, Tensor dout, {_GRAPH}) -> Tensor",
+    f"edge_softmax_backward(Tensor out, Tensor dout, {GRAPH}) -> Tensor",
     lambda out, dout, *graph: launcher(out).edge_softmax_backward(Csr(*graph), out, dout),
     lambda out, *_: torch.empty_like(out),
 )
 _edge_softmax = define(
-    f"edge_softmax(Tensor logits, {_GRAPH}) -> Tensor",
+    f"edge_softmax(Tensor logits, {GRAPH}) -> Tensor",
     lambda logits, *graph: launcher(logits).edge_softmax(Csr(*graph), logits),
     lambda logits, *_: torch.empty_like(logits),
     _save,

@@ -19,6 +19,9 @@ from runner.errors import UserError
 _LIBRARY = torch.library.Library("gearsail", "DEF")
 
 Gradients = Sequence[Tensor | None]
+# in schemas: a :class:`~runner.kernels.adjacency.Csr`, and the transposed graph's, which is given where a backward may follow
+GRAPH = "Tensor indptr, Tensor indices, Tensor? entry_ids, Tensor row_blocks"
+TURNED = "Tensor? turned_indptr, Tensor? turned_indices, Tensor? turned_ids, Tensor? turned_blocks"
 _ORDINARY = (Tensor, torch.nn.Parameter)
 
 

@@ -17,7 +17,7 @@ from runner.kernels.adjacency import Adjacency, Csr
 from runner.kernels.cpu import launch as cpu_launch
 from runner.kernels.ops.backend import has_kernels
 from runner.kernels.ops.checks import check_features, check_shape, num_heads_of
-from runner.kernels.ops.registry import Gradients, define, is_direct, launcher
+from runner.kernels.ops.registry import GRAPH, TURNED, Gradients, define, is_direct, launcher
 from runner.kernels.parameters import Epilogue
 
 REDUCERS = ("sum", "mean", "max", "min")
@@ -162,10 +162,7 @@ def _broadcast(weight: Tensor | None, x: Tensor) -> Tensor | None:
 
 _EPILOGUE = "str activation, float slope, float dropout, int seed"
 _TOLD = f"{_EPILOGUE}, int reach"
-_GRAPHS = (
-    "Tensor indptr, Tensor indices, Tensor? entry_ids, Tensor row_blocks, "
-    "Tensor? turned_indptr, Tensor? turned_indices, Tensor? turned_ids, Tensor? turned_blocks"
-)
+_GRAPHS = f"{GRAPH}, {TURNED}"
 _OPERANDS = "Tensor x, Tensor? weight, Tensor? col_scale, Tensor? row_scale, Tensor? bias"
 
 
