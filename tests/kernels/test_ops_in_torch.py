@@ -38,6 +38,7 @@ def test_opcheck() -> None:
     ops, graph, turned, num_edges = torch.ops.gearsail, GRAPH.csr, GRAPH.transposed.csr, GRAPH.num_edges
     x, weight, scale, bias = leaf(12, 6), leaf(num_edges, 2), leaf(12), leaf(6)
     told = ("elu", 1.0, 0.3, 5, 12)
+    places = GRAPH.transposed.turned_entries
     gat, dot = (0.2, 0.1, 3), ("dot", 0.2, 0.5, 0.0, 0)
     cases = [
         (ops.spmm, (x, weight, scale, scale, bias, *told, *graph, *turned)),
@@ -50,8 +51,11 @@ def test_opcheck() -> None:
         (ops.edge_softmax, (weight, *graph)),
         (ops.gat, (leaf(12, 2, 3), leaf(12, 2), leaf(12, 2), *gat, *graph, *turned)),
         (ops.gat, (torch.rand(12, 2, 3), torch.rand(12, 2), torch.rand(12, 2), *gat, *graph, *NOTHING)),
-        (ops.attention, (leaf(12, 2, 3), leaf(12, 2, 3), leaf(12, 2, 3), None, *dot, *graph, *turned)),
-        (ops.attention, (leaf(12, 2, 3), None, leaf(12, 2, 3), leaf(2, 3), "gatv2", 0.2, 1.0, 0.1, 3, *graph, *turned)),
+        (ops.attention, (leaf(12, 2, 3), leaf(12, 2, 3), leaf(12, 2, 3), None, *dot, *graph, *turned, places)),
+        (
+            ops.attention,
+            (leaf(12, 2, 3), None, leaf(12, 2, 3), leaf(2, 3), "gatv2", 0.2, 1.0, 0.1, 3, *graph, *turned, places),
+        ),
     ]
     for op, arguments in cases:
         results = torch.library.opcheck(op.default, arguments)

@@ -152,7 +152,7 @@ void forward_rows(const Graph<I>& graph, const Operands& o, const Group<A, W>& g
 struct Saved {
   const S* dout;
   A* stats;
-  A* dscore;  // [E, H], by edge id: gradient of the score
+  A* dscore;  // [E, H], gradient of the score (dot: before its scale), by entry of the transposed graph
 };
 enum { kHigh, kInverse, kDot, kNumStats };
 
@@ -197,25 +197,24 @@ void backward_rows(const Graph<I>& turned, int64_t num_destinations, const Opera
           prefetch_row<W>(s.dout, later, o, g);
           prefetch_row<W>(o.query, later, o, g);
           for (int64_t at = 0; at < kNumStats * H; at += 64 / int64_t(sizeof(A))) __builtin_prefetch(s.stats + later * kNumStats * H + at);
-          __builtin_prefetch(s.dscore + turned.edge(first + k + kPrefetchAhead) * H + g.first_head, 1);
         }
         exponentials.put(k, score<W>(o, g, j, indices[k]) - stat(indices[k], kHigh));
       }
       exponentials.pad(count, A(0));
       exponentials.exponentiate(splat<A, W>(A(0)));
       for (int64_t k = 0; k < count; ++k) {
-        const int64_t i = indices[k], edge = turned.edge(first + k);
+        const int64_t i = indices[k];
         const S* grad_out = s.dout + i * D + g.column;
         const Vector share = exponentials.get(k) * stat(i, kInverse);
         Vector dshare = g.sums([&](int64_t at) { return load<W>(grad_out + at) * load<W>(here + at); }), weight = share;
         if (o.dropout.is_on()) {
-          const Vector kept = dropout_of<W>(o, g, edge);
+          const Vector kept = dropout_of<W>(o, g, turned.edge(first + k));
           dshare *= kept, weight *= kept;
         }
-        const Vector dscore = share * (dshare - stat(i, kDot));
-        store_heads<W>(s.dscore + edge * H + g.first_head, dscore, g.num_heads);
+        const Vector dscore = share * (dshare - stat(i, kDot)) * (SCORE == kDotProduct ? o.scale : A(1));
+        store_heads<W>(s.dscore + (first + k) * H + g.first_head, dscore, g.num_heads);
         weights.put(k, weight);
-        grads.put(k, SCORE == kDotProduct ? dscore * o.scale : dscore);
+        grads.put(k, dscore);
       }
       accumulate<W>(g, count, weights, sum.data(), scratch, [&](int64_t k, int64_t at, Vector weight) {
         return load<W>(s.dout + int64_t(indices[k]) * D + g.column + at) * weight;
@@ -236,8 +235,8 @@ void backward_rows(const Graph<I>& turned, int64_t num_destinations, const Opera
   }
 }
 
-// GATv2's gradients of query and vector for rows [begin_row, end_row), from dscore; the vector's is added to vector_sum [D], in fp64 since
-// every edge of the graph adds to it.
+// GATv2's gradients of query and vector for rows [begin_row, end_row), from dscore (``edge_ids`` says where an entry's lies); the vector's is
+// added to vector_sum [D], in fp64 since every edge of the graph adds to it.
 template <int W>
 void destination_rows(const Graph<I>& graph, const Operands& o, const Group<A, W>& g, const A* dscore, int64_t begin_row, int64_t end_row,
                       S* dquery, double* vector_sum) {

@@ -47,11 +47,28 @@ inline Lanes<A, W> sum_groups(Lanes<A, W> lanes) {
   return lanes;
 }
 
-// Loads the values of ``num_heads`` heads at an offset of an array of ``size``: a whole vector where the array goes on that far.
+// The same values in the lower half of wider vectors; what the upper half holds is left open.
+template <class A, int W>
+inline Lanes<A, W> widened(Lanes<A, W / 2> half) {
+  Lanes<A, W> lanes;
+#if defined(__AVX512F__)
+  if constexpr (std::is_same<A, float>::value && W == 16) return (Lanes<A, W>)_mm512_castps256_ps512((__m256)half);
+  if constexpr (std::is_same<A, double>::value && W == 8) return (Lanes<A, W>)_mm512_castpd256_pd512((__m256d)half);
+#endif
+  memcpy(&lanes, &half, sizeof half);
+  return lanes;
+}
+
+// Loads the values of ``num_heads`` heads at an offset of an array of ``size``: a whole vector where the array goes on that far, half a one
+// where that is enough, since the next line of the cache may be far.
 template <int W, class S>
 inline Lanes<Compute<S>, W> load_heads(const S* from, int64_t at, int64_t num_heads, int64_t size) {
+  typedef Compute<S> A;
+  if constexpr (W > 2) {
+    if (num_heads == W / 2) return widened<A, W>(load<W / 2>(from + at));
+  }
   if (at + W <= size) return load<W>(from + at);
-  Compute<S> lanes[W] = {};
+  A lanes[W] = {};
   for (int64_t h = 0; h < num_heads; ++h) lanes[h] = value(from + at + h);
   return load<W>(lanes);
 }

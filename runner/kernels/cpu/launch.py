@@ -268,9 +268,10 @@ def attention_backward_sources(
     turned: Csr, operands: tuple[Tensor, Tensor | None, Tensor, Tensor | None], saved: tuple[Tensor, Tensor, Tensor],
     dout: Tensor, scoring: Scoring,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """Return (dscore [E, H], dvalue, dkey): what a source gathers from its out-edges, and the gradient of each edge's score.
+    """Return (dscore [E, H], dvalue, dkey): the gradient of each edge's score, and what a source gathers from its out-edges.
 
-    ``dscore`` is in the dtype of the sums; ``saved`` is what :func:`attention` gave.
+    ``dscore`` is by entry of ``turned``, in the dtype of the sums: written in order, since to scatter it costs more than to gather it
+    afterwards; ``saved`` is what :func:`attention` gave.
     """
     value, key, query, vector = operands
     out, high, total = saved
@@ -293,7 +294,7 @@ def attention_backward_sources(
 def attention_backward_destinations(
     csr: Csr, value: Tensor, query: Tensor, vector: Tensor, dscore: Tensor, scoring: Scoring
 ) -> tuple[Tensor, Tensor]:
-    """Return gatv2's (dquery [N, H, C], dvector [H, C])."""
+    """Return gatv2's (dquery [N, H, C], dvector [H, C]); ``entry_ids`` of csr says where an entry's dscore lies."""
     num_heads, channels = value.shape[1:]
     dquery = _empty(*query.shape, like=query)
     num_parts = min(_MAX_PARTS, csr.row_blocks.numel() - 1)

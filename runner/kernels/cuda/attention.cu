@@ -112,7 +112,7 @@ extern "C" __global__ void attention_dots(const S* out, const S* dout, int64 num
   }
 }
 
-// The gradients that a source gathers from its out-edges, and each edge's dscore.
+// The gradients that a source gathers from its out-edges, and each entry's dscore.
 // ``indptr`` to ``num_rows`` are of the transposed graph.
 extern "C" __global__ void attention_backward_sources(const int64* indptr, const I* indices, const I* edge_ids, int64 num_rows,
                                                       const S* value_, const S* key, const S* query, const S* vector, int64 num_heads,
@@ -139,12 +139,11 @@ extern "C" __global__ void attention_backward_sources(const int64* indptr, const
         }
         A weight = A(0), grad = A(0);
         if (lane < count) {
-          const int64 edge = g.edge(entry);
           const A share = Epilogue::exponential(score - high[stat]) / total[stat];
-          const A kept = o.dropout.is_on() ? o.dropout.factor(edge, item.head) : A(1);
+          const A kept = o.dropout.is_on() ? o.dropout.factor(g.edge(entry), item.head) : A(1);
           weight = share * kept;
-          grad = share * (dshare * kept - dot[stat]);
-          if (first_channel == 0) dscore[edge * num_heads + item.head] = grad;
+          grad = share * (dshare * kept - dot[stat]) * (SCORE == kDotProduct ? o.scale : A(1));
+          if (first_channel == 0) dscore[entry * num_heads + item.head] = grad;
         }
         for (int k = 0; k < most; ++k) {
           const int64 there = o.at(from_lane(i, k), item.head);
@@ -155,7 +154,7 @@ extern "C" __global__ void attention_backward_sources(const int64* indptr, const
             const int64 c = first_channel + chunk * GROUP + lane;
             if (c >= channels) continue;
             sum[chunk] += share * value(dout[there + c]);
-            if (SCORE == kDotProduct) key_sum[chunk] += slant * o.scale * value(query[there + c]);
+            if (SCORE == kDotProduct) key_sum[chunk] += slant * value(query[there + c]);
             if (SCORE == kGatV2) {
               const A z = value(o.value[own + c]) + value(query[there + c]);
               sum[chunk] += slant * value(vector[item.head * channels + c]) * (z > A(0) ? A(1) : o.slope);
@@ -175,7 +174,7 @@ extern "C" __global__ void attention_backward_sources(const int64* indptr, const
   }
 }
 
-// GATv2's gradients of query and vector, from dscore: a group a part of neighbouring rows and a head. The vector's comes in num_parts
+// GATv2's gradients of query and vector, from dscore (``edge_ids`` says where an entry's lies): a group a part of neighbouring rows and a head. The vector's comes in num_parts
 // partial sums [num_parts, H, C].
 extern "C" __global__ void attention_backward_destinations(const int64* indptr, const I* indices, const I* edge_ids, int64 num_rows,
                                                            const S* value_, const S* query, const S* vector, int64 num_heads,

@@ -101,7 +101,7 @@ def _run(
         return reference.attention(adjacency, value, key, query, vector, scoring)
     operands = [entry if entry is None else entry.contiguous() for entry in (value, key, query, vector)]
     needs_gradient = torch.is_grad_enabled() and any(entry is not None and entry.requires_grad for entry in operands)
-    turned = adjacency.transposed.csr if needs_gradient else (None,) * 4
+    turned = (*adjacency.transposed.csr, adjacency.transposed.turned_entries) if needs_gradient else (None,) * 5
     out, _, _ = _attention(*operands, *scoring, *adjacency.csr, *turned)
     return out
 
@@ -117,14 +117,14 @@ def _save(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor, Tens
 
 
 def _back(ctx: Any, dout: Tensor, _high: Any, _total: Any) -> Gradients:
-    value, key, query, vector, out, high, total, *graphs = ctx.saved_tensors
-    graph, turned, scoring = graphs[:4], graphs[4:], ctx.scoring
+    value, key, query, vector, out, high, total, indptr, indices, _, row_blocks, *turned, entries = ctx.saved_tensors
+    scoring, graph = ctx.scoring, (indptr, indices, entries, row_blocks)  # where dscore lies, in place of the edge ids
     dscore, dvalue, dkey = _backward_sources(
         value, key, query, vector, out, high, total, dout.contiguous(), *scoring, *turned
     )
     dvector = None
     if scoring.score == "dot":
-        dquery = weighted_sum(key.flatten(1), (dscore * scoring.scale).to(key.dtype), graph).view_as(query)
+        dquery = weighted_sum(key.flatten(1), dscore.to(key.dtype), graph).view_as(query)
     else:
         dquery, dvector = _backward_destinations(value, query, vector, dscore, *scoring, *graph)
     return dvalue, dkey if key is not None else None, dquery, dvector
@@ -138,7 +138,7 @@ def _fake_attention(value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 _attention = define(
-    f"attention({_OPERANDS}, {_SCORING}, {GRAPH}, {TURNED}) -> (Tensor, Tensor, Tensor)",
+    f"attention({_OPERANDS}, {_SCORING}, {GRAPH}, {TURNED}, Tensor? turned_entries) -> (Tensor, Tensor, Tensor)",
     lambda value, key, query, vector, *rest: launcher(value).attention(
         Csr(*rest[5:9]), value, key, query, vector, Scoring(*rest[:5])
     ),
