@@ -222,7 +222,7 @@ def test_attention_by_emulation(name: str, score: str, side: str, built: Path) -
             source, destination = (graph.num_src, *wide), (graph.num_dst, *wide)
             sizes = (source, destination, wide) if score == "gatv2" else (source, source, destination)
             inputs = [torch.randn(size) for size in sizes]
-            if score == "gatv2":  # as models begin: else scores are so large that a few roundings of theirs make up the whole error
+            if score == "gatv2":  # as models begin: of larger scores, a few roundings would make up the whole error
                 inputs[2] *= channels**-0.5
             op = lambda *inputs, there=there, back=back: Differentiable.apply(there, back, *inputs)  # noqa: E731
             check((name, heads, channels), op, plain, inputs, scale=3 * channels**0.5)
