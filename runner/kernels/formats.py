@@ -28,7 +28,7 @@ class Part:
     Attributes:
         adjacency: its entries, shape and edge ids as in the whole graph.
         values: float32 [E of the part], in the order of the entries.
-        part_ptr: int64 [P + 1], the block boundaries; only for edges inside blocks.
+        part_ptr: int64 [P + 1], the boundaries of communities, where there are some; None for the edges between them.
     """
 
     adjacency: Adjacency

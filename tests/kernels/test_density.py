@@ -174,8 +174,8 @@ def test_the_fastest_wins_and_all_that_was_tried_is_told(monkeypatch: pytest.Mon
     monkeypatch.setattr(select, "dense_blocks", timed("quick", 0.1))
     choice = select.choose(candidates(), 4, 3, 0.03)
     assert choice.names == ("quick", "middle")
-    assert choice.tried["split: quick + middle"] == pytest.approx(2.1)
-    assert choice.tried["whole: slow"] == pytest.approx(3.0)
+    assert choice.tried["final: quick + middle"] == pytest.approx(2.1)
+    assert choice.tried["single: slow"] == pytest.approx(3.0)
     refused = select.choose(candidates(), 4, 3, 0.31)
     assert refused.names == ("slow",), "a gain of 30 % is not the 31 % asked for"
 

@@ -20,6 +20,7 @@ _INDEX = {torch.int32: "int32_t", torch.int64: "int64_t"}
 _GRAPH = "pppp" + "n"
 _SIGNATURES = {
     "spmm": "ppppppi",
+    "blocks": "pppi",
     "sddmm": _GRAPH + "n" + "pnpn" + "nn" + "p" + "i",
     "epilogue_backward": "pp" + "nn" + "iddn" + "p" + "i",
     "extremum_grad_x": _GRAPH + "ppp" + "n" + "pn" + "pp" + "p" + "i",
@@ -53,7 +54,7 @@ class SpmmCall(ctypes.Structure):
 
 @cache
 def function(
-    source: str, name: str, dtype: torch.dtype, index_dtype: torch.dtype | None, *variant: tuple[str, int]
+    source: str, name: str, dtype: torch.dtype, index_dtype: torch.dtype | None, *variant: tuple[str, int | str]
 ) -> Any:
     """Return a C function of a source, built for a dtype, an index type and its other macros."""
     defines: dict[str, str | int] = {"STORAGE": STORAGE[dtype], **dict(variant)}
@@ -93,9 +94,20 @@ def mapped_openmp() -> list[str]:
     return sorted(found, key=lambda name: (not name.startswith(torch_folder), name))
 
 
-@cache
 def last_cache_bytes() -> int:
     """Return the size of the cache that is nearest to memory; 16 MiB where the system doesn't tell."""
+    sizes = _cache_sizes()
+    return sizes[max(sizes)] if sizes else 16 * 2**20
+
+
+def core_cache_bytes() -> int:
+    """Return half the size of a core's own second-level cache: what stays there beside what streams by; 256 KiB where it isn't told."""
+    return _cache_sizes().get(2, 2**19) // 2
+
+
+@cache
+def _cache_sizes() -> dict[int, int]:
+    """Return the bytes of each level of cache of the first processor."""
     sizes = {}
     for folder in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
         try:
@@ -103,7 +115,7 @@ def last_cache_bytes() -> int:
         except (OSError, ValueError):
             continue
         sizes[level] = int(size.rstrip("KM")) * (2**20 if size.endswith("M") else 2**10)
-    return sizes[max(sizes)] if sizes else 16 * 2**20
+    return sizes
 
 
 @cache

@@ -134,7 +134,8 @@ class Plans:
         return _Matrix(len(self._matrices), weight, forward, backward, is_symmetric)
 
     def _candidates(self, adjacency: Adjacency, weight: Tensor | None) -> Candidates:
-        whole = Part(adjacency, adjacency.values(weight))
+        is_cut = self.intra_fraction >= self.options.min_intra_fraction and self.parts.part_ptr.numel() > 2
+        whole = Part(adjacency, adjacency.values(weight), self.parts.part_ptr if is_cut else None)
         if not self.is_split:
             return Candidates(whole, None, None)
         block = self.parts.part_of_row

@@ -1,8 +1,9 @@
 """Which kernel for which part, by measurement on the graph at hand.
 
-For a width and direction, every candidate is first compared with an fp64 product on sampled rows, then timed,
-interleaved with the others. The split into intra- and inter-community edges is adopted only where it beats the best single kernel
-by a margin.
+For a width and direction, every candidate is first compared with an fp64 product on sampled rows, then timed, interleaved with the others.
+There are three kinds: one kernel for the whole matrix (single); one whose communities own their rows, with a format of its own for edges
+inside (owned); one for the edges inside communities and one for the rest, added up (split). The best of each meet in a final; another than
+the single one is adopted only where it is faster by a margin.
 
 Legend: N rows, E edges, F features.
 """
@@ -19,9 +20,12 @@ import torch
 from torch import Tensor
 
 from runner.errors import VerificationError
+from runner.kernels.density.owned import Owned
 from runner.kernels.formats import Factory, Kernel, Part, SpMM, coo_torch, csr_native, csr_torch, dense_blocks
 
 _SAMPLED_ROWS = 64
+# Of a community, from which its edges are a dense tile: with an idle machine's fp32 tiles of 64 × 64 pay from a half, wider vectors earlier.
+_TILE_DENSITIES = (0.5, 0.25)
 _TOLERANCE = 1e-5  # of the sum of absolute products in a row
 _HUB = 1e5  # entries of a row that double it: a plain fp32 sum of 3·10^5 positive products was off by 1.9e-5 (measured)
 
@@ -32,7 +36,7 @@ class Choice:
 
     Attributes:
         run: float32 [N, F] -> [N, F].
-        kernels: one for the whole graph, or intra and inter.
+        kernels: one for the whole matrix, or intra and inter.
         tried: median seconds by candidate.
         reason: why this one.
     """
@@ -50,24 +54,39 @@ class Choice:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The parts of one direction of one matrix, their kernels built once for all widths."""
+    """The parts of one direction of one matrix, their kernels built once for all widths. Without intra and inter nothing is split."""
 
     whole: Part
     intra: Part | None
     inter: Part | None
     kernels: dict[str, list[Kernel]] = field(default_factory=dict)
 
-    def of(self, name: str, extra: Sequence[Factory]) -> list[Kernel]:
-        """Return the kernels of a part, built at the first call."""
-        if name not in self.kernels:
-            part = getattr(self, name)
-            factories: list[Factory] = [csr_native, csr_torch, *extra]
-            if name == "inter":
-                factories.insert(0, coo_torch)
-            if name == "intra":
-                factories.insert(0, dense_blocks)
-            self.kernels[name] = [kernel for factory in factories if (kernel := factory(part)) is not None]
-        return self.kernels[name]
+    def of(self, kind: str, extra: Sequence[Factory]) -> list[Kernel]:
+        """Return the kernels of a kind (single, owned, intra, inter), built at the first call."""
+        if kind not in self.kernels:
+            self.kernels[kind] = self._owned() if kind == "owned" else self._of_part(kind, extra)
+        return self.kernels[kind]
+
+    def part(self, kind: str) -> Part:
+        """Return what the kernels of a kind multiply."""
+        found = {"intra": self.intra, "inter": self.inter}.get(kind, self.whole)
+        assert found is not None
+        return found
+
+    def _of_part(self, kind: str, extra: Sequence[Factory]) -> list[Kernel]:
+        factories: list[Factory] = [csr_native, csr_torch, *extra]
+        if kind == "inter":
+            factories.insert(0, coo_torch)
+        if kind == "intra":
+            factories.insert(0, dense_blocks)
+        return [kernel for factory in factories if (kernel := factory(self.part(kind))) is not None]
+
+    def _owned(self) -> list[Kernel]:
+        if self.whole.part_ptr is None or not self.whole.adjacency.num_edges:
+            return []
+        owned = Owned(self.whole)
+        made = [owned.rest(), owned.local(), owned.bits(), *(owned.tiles(density) for density in _TILE_DENSITIES)]
+        return [kernel for kernel in made if kernel is not None]
 
 
 def choose(
@@ -76,60 +95,80 @@ def choose(
     """Measure and choose.
 
     Args:
-        candidates: the parts; without intra and inter only single kernels are tried.
+        candidates: the parts.
         num_features: F.
         num_trials: timed runs of each candidate.
-        min_gain: the split must be faster by this share than the best single kernel.
+        min_gain: an owned or split kernel must be faster by this share than the best single one.
         extra: further kernels for every part, such as the framework's own.
 
     Raises:
         VerificationError: where a candidate's product is wrong.
     """
     x = torch.randn(candidates.whole.adjacency.num_src, num_features, generator=torch.Generator().manual_seed(0))
-    whole = _measure(candidates.whole, candidates.of("whole", extra), x, num_trials)
-    best, best_s = _fastest(whole)
-    tried = {f"whole: {kernel.name}": seconds for kernel, seconds in whole}
-    if candidates.intra is None or candidates.inter is None:
-        return Choice(best.run, (best,), tried, f"{best.name}, the fastest of {len(whole)}; the graph is not split")
-    chosen = []
-    for name in ("intra", "inter"):
-        measured = _measure(getattr(candidates, name), candidates.of(name, extra), x, num_trials)
-        tried |= {f"{name}: {kernel.name}": seconds for kernel, seconds in measured}
-        chosen.append(_fastest(measured)[0])
-    intra, inter = chosen
-    both = _sum_of(intra, inter)
-    split = Kernel(f"{intra.name} + {inter.name}", both, 0)
-    (_, best_s), (_, split_s) = _measure(candidates.whole, [best, split], x, 2 * num_trials)
-    # the final between the two is timed in turns: its times are what decides
-    tried |= {f"whole: {best.name}": best_s, f"split: {split.name}": split_s}
-    gain = 1 - split_s / best_s
-    if gain >= min_gain:
-        return Choice(both, (intra, inter), tried, f"split, {gain:.0%} faster than {best.name} alone")
-    reason = f"{best.name} alone; the best split takes {split_s / best_s:.2f}× its time"
-    return Choice(best.run, (best,), tried, reason)
+    tried: dict[str, float] = {}
+
+    def best_of(kind: str) -> Kernel | None:
+        measured = _measure(candidates.part(kind), candidates.of(kind, extra), x, num_trials)
+        tried.update({f"{kind}: {kernel.name}": seconds for kernel, seconds in measured})
+        return min(measured, key=lambda pair: pair[1])[0] if measured else None
+
+    single, owned = best_of("single"), best_of("owned")
+    assert single is not None
+    finalists: dict[str, tuple[Kernel, ...]] = {single.name: (single,)} | ({owned.name: (owned,)} if owned else {})
+    if candidates.intra is not None and candidates.inter is not None:
+        intra, inter = best_of("intra"), best_of("inter")
+        assert intra is not None
+        assert inter is not None
+        finalists[f"{intra.name} + {inter.name}"] = (intra, inter)
+    if len(finalists) == 1:
+        return Choice(
+            single.run, (single,), tried, f"{single.name}, the fastest single kernel; there are no communities"
+        )
+    return _final(candidates.whole, finalists, x, 2 * num_trials, min_gain, tried)
+
+
+def _final(
+    whole: Part,
+    finalists: dict[str, tuple[Kernel, ...]],
+    x: Tensor,
+    num_trials: int,
+    min_gain: float,
+    tried: dict[str, float],
+) -> Choice:
+    """Time the best of each kind, the first the single one, in turns: these times are what decides."""
+    runs = [Kernel(name, _run_of(kernels), 0) for name, kernels in finalists.items()]
+    seconds = {kernel.name: time_s for kernel, time_s in _measure(whole, runs, x, num_trials)}
+    tried |= {f"final: {name}": time_s for name, time_s in seconds.items()}
+    single, fastest = next(iter(finalists)), min(seconds, key=lambda name: seconds[name])
+    gain = 1 - seconds[fastest] / seconds[single]
+    if fastest != single and gain >= min_gain:
+        reason = f"{fastest}, {gain:.0%} faster than {single}"
+    else:
+        second = min((name for name in finalists if name != single), key=lambda name: seconds[name])
+        fastest, reason = single, f"{single} alone; {second} takes {seconds[second] / seconds[single]:.2f}× its time"
+    return Choice(_run_of(finalists[fastest]), finalists[fastest], tried, reason)
 
 
 def assemble(candidates: Candidates, names: Sequence[str], extra: Sequence[Factory] = ()) -> Choice | None:
     """Return the choice of an earlier run by its kernels' names, unmeasured; None where one of them is not to be had here."""
-    parts = ("whole",) if len(names) == 1 else ("intra", "inter")
     if len(names) == 2 and candidates.intra is None:
         return None
+    kinds = [("single", "owned")] if len(names) == 1 else [("intra",), ("inter",)]
     kernels: list[Kernel] = []
-    for part, name in zip(parts, names, strict=True):
-        found = next((kernel for kernel in candidates.of(part, extra) if kernel.name == name), None)
+    for name, possible in zip(names, kinds, strict=True):
+        known = (kernel for kind in possible for kernel in candidates.of(kind, extra))
+        found = next((kernel for kernel in known if kernel.name == name), None)
         if found is None:
             return None
         kernels.append(found)
-    run = kernels[0].run if len(kernels) == 1 else _sum_of(*kernels)
-    return Choice(run, tuple(kernels), {}, f"{' + '.join(names)}, as in the run that is resumed")
+    return Choice(_run_of(kernels), tuple(kernels), {}, f"{' + '.join(names)}, as in an earlier run")
 
 
-def _sum_of(intra: Kernel, inter: Kernel) -> SpMM:
+def _run_of(kernels: Sequence[Kernel]) -> SpMM:
+    if len(kernels) == 1:
+        return kernels[0].run
+    intra, inter = kernels
     return lambda x: intra.run(x).add_(inter.run(x))
-
-
-def _fastest(measured: list[tuple[Kernel, float]]) -> tuple[Kernel, float]:
-    return min(measured, key=lambda pair: pair[1])
 
 
 def _measure(part: Part, kernels: list[Kernel], x: Tensor, num_trials: int) -> list[tuple[Kernel, float]]:

@@ -1,0 +1,136 @@
+"""Kernels in which a community owns its rows: edges inside it in a format of their own, then the rest of the row, then one store.
+
+Legend: N nodes, E edges, F features, P communities, B nodes of a community.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from runner.kernels.cpu.blocks import Blocks, blocks_spmm
+from runner.kernels.formats import Kernel, Part, num_bytes_of
+from runner.kernels.ops.backend import has_kernels
+
+_NUM_CHUNKS = 256  # of communities, about equal in work: enough for threads to share, few enough to cost nothing
+_MAX_TILE_BYTES = 2**30
+_WORD = 64
+
+
+class Owned:
+    """The matrix of a part of the graph, cut into communities, and the kernels that can be made of it.
+
+    Args:
+        part: the whole matrix, with ``part_ptr``.
+    """
+
+    def __init__(self, part: Part) -> None:
+        assert part.part_ptr is not None
+        self._part, self.part_ptr = part, part.part_ptr
+        adjacency = part.adjacency
+        self._community = torch.searchsorted(self.part_ptr, adjacency.rows.contiguous(), right=True) - 1
+        first = self.part_ptr[self._community]
+        self.inside = (adjacency.indices >= first) & (adjacency.indices < self.part_ptr[self._community + 1])
+        self._local = adjacency.indices - first
+        self.is_weighted = not bool((part.values == 1).all())
+
+    @property
+    def sizes(self) -> Tensor:
+        """int64 [P]: B of each community."""
+        return self.part_ptr.diff()
+
+    @cached_property
+    def density(self) -> Tensor:
+        """float64 [P]: pairs of a community that an edge joins, duplicates counted once, over all its pairs."""
+        return self._pairs.double() / self.sizes.double().square()
+
+    @cached_property
+    def _pairs(self) -> Tensor:
+        community, rows = self._community[self.inside], self._part.adjacency.rows[self.inside]
+        keys = rows * int(self.sizes.max()) + self._local[self.inside]
+        # columns ascend within a row, so equal pairs are neighbours
+        is_first = torch.ones_like(keys, dtype=torch.bool)
+        is_first[1:] = keys[1:] != keys[:-1]
+        return torch.bincount(community[is_first], minlength=self.sizes.numel())
+
+    def rest(self) -> Kernel | None:
+        """All edges in CSR: what ownership alone gives."""
+        return self._kernel("owned_csr", torch.zeros_like(self.inside), {})
+
+    def tiles(self, least_density: float) -> Kernel | None:
+        """Communities of at least this density as dense tiles; None where there is none, or they would take too much memory."""
+        has_tile = (self.density >= least_density) & (self._pairs > 0)
+        cells = torch.where(has_tile, self.sizes.square(), 0)
+        num_cells = int(cells.sum())
+        if not num_cells or 4 * num_cells > _MAX_TILE_BYTES:
+            return None
+        starts = cells.cumsum(0) - cells
+        in_tile = self.inside & has_tile[self._community]
+        community, adjacency = self._community[in_tile], self._part.adjacency
+        row = adjacency.rows[in_tile] - self.part_ptr[community]
+        place = starts[community] + row * self.sizes[community] + self._local[in_tile]
+        tiles = torch.zeros(num_cells).index_add_(0, place, self._part.values[in_tile])
+        return self._kernel(
+            f"owned_tiles_{least_density:g}",
+            in_tile,
+            {"intra": "tiles", "starts": torch.where(has_tile, starts, -1), "inside": tiles},
+        )
+
+    def local(self) -> Kernel | None:
+        """Ids of one byte inside communities of up to 256 nodes, of two up to 65 536; None beyond."""
+        largest = int(self.sizes.max())
+        if largest > 2**16:
+            return None
+        dtype = torch.uint8 if largest <= 2**8 else torch.uint16
+        counts = torch.bincount(self._part.adjacency.rows[self.inside], minlength=self._part.adjacency.num_dst)
+        inside = {"starts": _offsets(counts), "inside": self._local[self.inside].to(dtype)}
+        if self.is_weighted:
+            inside["inside_weight"] = self._part.values[self.inside]
+        return self._kernel("owned_local", self.inside, {"intra": "local", **inside})
+
+    def bits(self) -> Kernel | None:
+        """A bit a pair inside communities; None for weights, duplicate edges inside, or words that would outweigh ids."""
+        num_inside = int(self.inside.sum())
+        words = self.sizes * -(-self.sizes // _WORD)
+        if self.is_weighted or int(self._pairs.sum()) != num_inside or 2 * int(words.sum()) > max(num_inside, 1):
+            return None
+        starts, adjacency = words.cumsum(0) - words, self._part.adjacency
+        community, local = self._community[self.inside], self._local[self.inside].long()
+        row = adjacency.rows[self.inside] - self.part_ptr[community]
+        place = starts[community] + row * -(-self.sizes[community] // _WORD) + local // _WORD
+        # each bit occurs once, so a sum sets it; bit 63 is the sign
+        bits = torch.zeros(int(words.sum()), dtype=torch.int64).index_add_(
+            0, place, torch.ones_like(local) << local % _WORD
+        )
+        return self._kernel("owned_bits", self.inside, {"intra": "bits", "starts": starts, "inside": bits})
+
+    def _kernel(self, name: str, held: Tensor, inside: dict[str, Tensor | str]) -> Kernel | None:
+        """Return the kernel whose edges but those that ``held`` marks are in CSR; None where it can't be built."""
+        adjacency, kept = self._part.adjacency, ~held
+        if not has_kernels(adjacency.device):
+            return None
+        counts = torch.bincount(adjacency.rows[kept], minlength=adjacency.num_dst)
+        blocks = Blocks(
+            part_ptr=self.part_ptr,
+            chunks=self._chunks(),
+            indptr=_offsets(counts),
+            indices=adjacency.indices[kept],
+            weight=self._part.values[kept] if self.is_weighted else None,
+            **inside,  # type: ignore[arg-type]
+        )
+        return Kernel(name, blocks_spmm(blocks), num_bytes_of(*blocks.tensors()))
+
+    def _chunks(self) -> Tensor:
+        """Boundaries of communities, about equal in edges and rows."""
+        work = torch.bincount(self._community, minlength=self.sizes.numel()) + self.sizes
+        done = work.cumsum(0)
+        wanted = torch.arange(1, _NUM_CHUNKS) * (int(done[-1]) / _NUM_CHUNKS)
+        inner = torch.searchsorted(done, wanted.to(done.dtype)) + 1
+        ends = torch.tensor([0, done.numel()])
+        return torch.unique(torch.cat([ends, inner.clamp(max=done.numel())]))
+
+
+def _offsets(counts: Tensor) -> Tensor:
+    return torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
