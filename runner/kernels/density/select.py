@@ -24,7 +24,7 @@ from runner.kernels.density.owned import Owned
 from runner.kernels.formats import Factory, Kernel, Part, SpMM, coo_torch, csr_native, csr_torch, dense_blocks
 
 _SAMPLED_ROWS = 64
-# Of a community, from which its edges are a dense tile: with an idle machine's fp32 tiles of 64 × 64 pay from a half, wider vectors earlier.
+# Of a community, from which its edges are a dense tile.
 _TILE_DENSITIES = (0.5, 0.25)
 _TOLERANCE = 1e-5  # of the sum of absolute products in a row
 _HUB = 1e5  # entries of a row that double it: a plain fp32 sum of 3·10^5 positive products was off by 1.9e-5 (measured)
@@ -114,7 +114,7 @@ def choose(
 
     single, owned = best_of("single"), best_of("owned")
     assert single is not None
-    finalists: dict[str, tuple[Kernel, ...]] = {single.name: (single,)} | ({owned.name: (owned,)} if owned else {})
+    finalists: dict[str, tuple[Kernel, ...]] = {kernel.name: (kernel,) for kernel in (single, owned) if kernel}
     if candidates.intra is not None and candidates.inter is not None:
         intra, inter = best_of("intra"), best_of("inter")
         assert intra is not None
