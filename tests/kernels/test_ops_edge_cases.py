@@ -254,3 +254,21 @@ def test_narrow_vectors_and_packed_slices_with_heads(monkeypatch: pytest.MonkeyP
             expected = reference.spmm(big, x.double(), weight.double(), "sum")
             assert torch.allclose(spmm(big, x, weight).double(), expected, atol=1e-4)
             assert torch.allclose(spmm(big, x).double(), reference.spmm(big, x.double()), atol=1e-4)
+
+
+def test_a_destination_without_edges_has_no_gradient_whatever_comes_from_above() -> None:
+    graph = Adjacency.from_edges(torch.tensor([0, 1, 2]), torch.tensor([0, 0, 2]), 3, 3)
+    value, key, query = (torch.randn(shape, requires_grad=True) for shape in ((3, 2, 4), (3, 2), (3, 2)))
+    for upstream in (torch.inf, torch.nan):
+        dout = torch.ones(3, 2, 4)
+        dout[1] = upstream
+        gradients = torch.autograd.grad(gat_attention(graph, value, key, query), (value, key, query), dout)
+        assert all(gradient.isfinite().all() for gradient in gradients)
+        assert not gradients[2][1].any()
+    with torch.no_grad():
+        value[[0, 1, 2]] = torch.tensor([1.0, 1.0, torch.inf]).view(3, 1, 1)
+    lonely = Adjacency.from_edges(torch.tensor([0, 1]), torch.tensor([0, 0]), 3, 3)
+    gradients = torch.autograd.grad(gat_attention(lonely, value, key, query).sum(), (value, key, query))
+    assert all(gradient.isfinite().all() for gradient in gradients), (
+        "a source without edges has no gradient, whatever it holds"
+    )

@@ -177,7 +177,10 @@ void fill_stats(const Operands& o, const Group<A, W>& g, const Result& saved, co
         to[kHigh * P + p] = saved.high[of_head];
         to[kInverse * P + p] = A(1) / saved.total[of_head];
         to[kDot * P + p] = dot[h];
-        if (p == h) store<1>(dquery + of_head, (A(1) - o.slope) * (dot_positive[h] - dot[h] * saved.positive_share[of_head]));
+        const bool is_empty = saved.total[of_head] == A(0) && saved.positive_share[of_head] == A(0);  // 0, whatever dout is
+        if (p == h)
+          store<1>(dquery + of_head,
+                   is_empty ? A(0) : (A(1) - o.slope) * (dot_positive[h] - dot[h] * saved.positive_share[of_head]));
       }
     }
   });
@@ -218,7 +221,7 @@ struct Backward {
           for (int64_t s = 0; s < count; ++s) {
             if (o.dropout.is_on()) drop<P>(turned, o.dropout, g.first_head, spans[s], weights);
             gatherer.template accumulate<true>(spans[s], weights, room.sum.data(), room.positive.data());
-            finish(spans[s].row, share[s], room.sum.data(), room.positive.data());
+            finish(spans[s].row, spans[s].count == 0, share[s], room.sum.data(), room.positive.data());
           }
         },
         [&](int64_t row) { long_row(row, room); });
@@ -238,7 +241,7 @@ struct Backward {
       gatherer.template accumulate<true>(piece, weights, room.sum.data(), room.positive.data());
       for (int64_t d = 0; d < g.width; ++d) room.long_sum[d] += room.sum[d], room.long_positive[d] += room.positive[d];
     });
-    finish(row, share, room.long_sum.data(), room.long_positive.data());
+    finish(row, false, share, room.long_sum.data(), room.long_positive.data());
   }
 
   void fetch(const Span& span, Room& room) const {
@@ -269,15 +272,15 @@ struct Backward {
     });
     return Share{total_of<P>(share.all), total_of<P>(share.positive)};
   }
-  void finish(int64_t row, const Share& share, const A* sum, const A* positive) const {
+  void finish(int64_t row, bool is_empty, const Share& share, const A* sum, const A* positive) const {
     const S* own = o.value + row * o.width() + g.column;
     const auto dot = [&](const A* with) { return g.sums([&](int64_t c) { return load<W>(own + c) * load<W>(with + c); }); };
     A all[kWide], above[kWide], dots[W], dots_above[W];
     store<kWide>(all, share.all), store<kWide>(above, share.positive);
     store<W>(dots, dot(sum)), store<W>(dots_above, dot(positive));
     for (int64_t h = 0; h < g.num_heads; ++h)
-      store<1>(dkey + row * o.num_heads + g.first_head + h,
-               o.slope * (dots[h] - all[h]) + (A(1) - o.slope) * (dots_above[h] - above[h]));
+      store<1>(dkey + row * o.num_heads + g.first_head + h,  // without edges 0, whatever value is
+               is_empty ? A(0) : o.slope * (dots[h] - all[h]) + (A(1) - o.slope) * (dots_above[h] - above[h]));
     for_vectors<W>(g.width, [&](int64_t c) { store<W>(dvalue + row * o.width() + g.column + c, load<W>(sum + c)); });
   }
 };

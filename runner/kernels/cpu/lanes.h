@@ -162,7 +162,7 @@ inline Compute<S> dot(const S* a, const S* b, int64_t n) {
 // stays one; anything else outside gives anything.
 template <int W>
 inline Lanes<float, W> exponential_within(Lanes<float, W> x) {
-  typedef Lanes<int32_t, W> Ints;
+  typedef Lanes<uint32_t, W> Bits;  // unsigned: outside of the range they wrap
   const float magic = 12582912.0f;  // 1.5 · 2^23: adding it leaves the nearest integer in the lowest bits
   const Lanes<float, W> shifted = x * 1.44269504f + magic, n = shifted - magic;
   const Lanes<float, W> r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
@@ -171,9 +171,9 @@ inline Lanes<float, W> exponential_within(Lanes<float, W> x) {
   p = p * r + 1.66665201e-1f;
   p = p * r + 4.99999934e-1f;
   p = p * (r * r) + r + 1.0f;
-  Ints bits;
+  Bits bits;
   memcpy(&bits, &shifted, sizeof bits);
-  bits = Ints((bits << 23) + 0x3f800000);
+  bits = (bits << 23) + 0x3f800000u;
   Lanes<float, W> power;
   memcpy(&power, &bits, sizeof power);
   return p * power;

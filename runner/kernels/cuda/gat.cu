@@ -91,8 +91,9 @@ extern "C" __global__ void gat(const int64* indptr, const I* indices, const I* e
 }
 
 // dot[i, h] = <dout, out>, and the query's gradient.
-extern "C" __global__ void gat_backward_destinations(const S* dout, const S* out, const A* positive, const A* positive_share, int64 num_rows,
-                                                     int64 num_heads, int64 channels, double slope, A* dot, S* dquery) {
+extern "C" __global__ void gat_backward_destinations(const S* dout, const S* out, const A* total, const A* positive,
+                                                     const A* positive_share, int64 num_rows, int64 num_heads, int64 channels, double slope,
+                                                     A* dot, S* dquery) {
   const int64 count = num_rows * num_heads;
   for (int64 number = group_number(); number < whole_warps(count); number += num_groups()) {
     A all = A(0), above = A(0);
@@ -104,7 +105,8 @@ extern "C" __global__ void gat_backward_destinations(const S* dout, const S* out
     all = group_sum(all), above = group_sum(above);
     if (number >= count || lane_of_group()) continue;
     dot[number] = all;
-    keep(dquery + number, (A(1) - A(slope)) * (above - all * positive_share[number]));
+    const bool is_empty = total[number] == A(0) && positive_share[number] == A(0);  // 0, whatever dout is
+    keep(dquery + number, is_empty ? A(0) : (A(1) - A(slope)) * (above - all * positive_share[number]));
   }
 }
 
@@ -147,6 +149,6 @@ extern "C" __global__ void gat_backward_sources(const int64* indptr, const I* in
       }
     }
     const A all = group_sum(product) - group_sum(share), above = group_sum(positive_product) - group_sum(positive_share);
-    if (item.is_real && lane == 0) keep(dkey + number, o.slope * all + (A(1) - o.slope) * above);
+    if (item.is_real && lane == 0) keep(dkey + number, item.length ? o.slope * all + (A(1) - o.slope) * above : A(0));
   }
 }

@@ -161,7 +161,7 @@ def gat_backward(
     lanes = num_heads * int(widths["GROUP"])
     of_destinations = library.function("gat", "gat_backward_destinations", **widths, KEEPS=1)
     _launch(
-        value.device, of_destinations, query.shape[0] * lanes, 1, *map(_pointer, (dout, out, positive, positive_share)),
+        value.device, of_destinations, query.shape[0] * lanes, 1, *map(_pointer, (dout, out, total, positive, positive_share)),
         query.shape[0], *shape, float(scoring.slope), _pointer(dot), _pointer(dquery),
     )  # fmt: skip
     of_sources = library.function("gat", "gat_backward_sources", **widths, KEEPS=1)
