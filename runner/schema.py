@@ -151,7 +151,9 @@ class KernelConfig:
     fallback: bool = option(False, "go on with baseline, and say so, where a strategy can't take the model")
     explain: bool = option(False, "print the captured op graph and what was chosen, with the times")
     partition: str = option(
-        "metis", "density_adaptive: how communities are found; none keeps the node order", choices=("metis", "none")
+        "metis",
+        "density_adaptive: how communities are found; an order of the nodes instead is cut every block_size",
+        choices=("metis", "label_propagation", "rcm", "degree", "none"),
     )
     block_size: int = option(64, "density_adaptive: nodes a community, on average", low=2, high=4096)
     min_intra_fraction: float = option(

@@ -5,6 +5,7 @@ Legend: N destination nodes (rows), M source nodes (columns), E edges. A[i, j] =
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property, wraps
@@ -227,6 +228,14 @@ class Adjacency:
         """(src, dst), int64 [E] each, in the order of the edge ids."""
         by_edge = torch.argsort(self.edge_ids)
         return self.indices[by_edge].long(), self.rows[by_edge].long()
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the shape and the entries, edge ids apart: equal for equal matrices of ones."""
+        found = hashlib.sha256(f"{self.num_dst} {self.num_src}".encode())
+        for part in (self.indptr, self.indices.int() if self.num_src < 2**31 else self.indices):
+            found.update(part.cpu().numpy().data)
+        return found.hexdigest()
 
     def mean_scale(self, dtype: torch.dtype) -> Tensor:
         """float [N]: 1 / in-degree, 1 where there is no edge; the row scale that makes a sum a mean. Kept for each dtype."""

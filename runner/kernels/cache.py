@@ -1,12 +1,14 @@
-"""Where compiled kernels are kept: ``GEARSAIL_CACHE``, else ``gearsail`` in the user's cache folder."""
+"""Where compiled kernels, partitions and choices are kept: ``GEARSAIL_CACHE``, else ``gearsail`` in the user's cache folder."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 import warnings
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 
 class BackendWarning(UserWarning):
@@ -14,7 +16,7 @@ class BackendWarning(UserWarning):
 
 
 def cache_folder() -> Path:
-    """Return the folder that compiled kernels are kept in, made if missing."""
+    """Return the folder of what is kept from run to run, made if missing."""
     chosen = os.environ.get("GEARSAIL_CACHE")
     folder = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gearsail")
     try:
@@ -31,3 +33,25 @@ def cache_folder() -> Path:
 @cache
 def _private_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="gearsail-"))
+
+
+def kept(name: str) -> Path | None:
+    """Return the file of this name (it may have folders) in the cache folder; None where there is none."""
+    path = cache_folder() / name
+    return path if path.is_file() else None
+
+
+def keep(name: str, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file of this name into the cache folder, whole or not at all; a folder that is full or read-only keeps nothing."""
+    path = cache_folder() / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+            try:
+                write(file)
+                file.close()
+                Path(file.name).replace(path)
+            finally:
+                Path(file.name).unlink(missing_ok=True)
+    except OSError as error:
+        warnings.warn(f"{path} can't be written ({error.strerror}): it is not kept", BackendWarning, stacklevel=2)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -34,14 +35,20 @@ from runner.kernels.verify import (
     require,
     worse_of,
 )
+from runner.progress import Bar
 from runner.schema import Config, KernelConfig
 from runner.tasks.context import Context, fresh_module
 
 _VERIFY_SEED = 20_231_130  # any: baseline and strategy get the same
 
 
-def make_strategy(name: str, kernel: KernelConfig, replay: Sequence[dict[str, Any]] = ()) -> Strategy:
-    """Return a configured strategy; ``replay`` has the choices of a run that is resumed."""
+def make_strategy(
+    name: str,
+    kernel: KernelConfig,
+    replay: Sequence[dict[str, Any]] = (),
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Strategy:
+    """Return a configured strategy; ``replay`` has the choices of a run that is resumed, ``on_progress`` follows its partition."""
     if name == "baseline":
         return Baseline()
     if name == "native":
@@ -53,6 +60,7 @@ def make_strategy(name: str, kernel: KernelConfig, replay: Sequence[dict[str, An
         min_gain=kernel.min_gain,
         num_trials=kernel.num_trials,
         replay=replay,
+        on_progress=on_progress,
     )
 
 
@@ -198,7 +206,8 @@ def prepare_strategy(
     """
     kernel = context.config.kernel
     try:
-        prepared = make_strategy(name, kernel, replay).prepare(experiment.program)
+        with _partition_bar(context) as on_progress:
+            prepared = make_strategy(name, kernel, replay, on_progress).prepare(experiment.program)
     except UserError as error:
         if not kernel.fallback:
             raise
@@ -207,3 +216,17 @@ def prepare_strategy(
     if kernel.explain:
         context.say(f"--- {prepared.name} ---\n{prepared.explain()}")
     return prepared
+
+
+@contextmanager
+def _partition_bar(context: Context) -> Iterator[Callable[[int, int], None]]:
+    """A bar that appears once there is progress to show."""
+    with ExitStack() as stack:
+        bars: list[Bar] = []
+
+        def on_progress(_done: int, total: int) -> None:
+            if not bars:
+                bars.append(stack.enter_context(Bar(context.console, "partition", total)))
+            bars[0].step()
+
+        yield on_progress

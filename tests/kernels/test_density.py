@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from graphs import WEIRD, adjacency, dense, random_edges, symmetric
@@ -15,7 +18,7 @@ from torch import Tensor
 from runner.errors import UserError, VerificationError
 from runner.kernels import formats
 from runner.kernels.adjacency import Adjacency
-from runner.kernels.density import select
+from runner.kernels.density import orders, select
 from runner.kernels.density.partition import Partition, partition, simple_copy
 from runner.kernels.formats import Kernel, Part
 
@@ -116,15 +119,84 @@ def test_weights_that_cancel_do_not_hide_an_edge_from_metis() -> None:
     assert simple_copy(adjacency((torch.tensor([0, 1]), torch.tensor([1, 0]), 2))).nnz == 2
 
 
+@pytest.fixture
+def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Compiled kernels stay where they are: only what is asked of the partition's own reads and writes is moved."""
+    monkeypatch.setattr("runner.kernels.cache.cache_folder", lambda: tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("fresh_cache")
 def test_a_crash_of_metis_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = subprocess.run
+    real = subprocess.Popen
 
     def crash(command: list[str], **options: object) -> object:
         return real([command[0], "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"], **options)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(subprocess, "run", crash)
+    monkeypatch.setattr(subprocess, "Popen", crash)
     with pytest.raises(UserError, match=r"METIS failed with exit code -11 on 300 nodes .*kernel.partition=none"):
         partition(adjacency(random_edges(300, 900)), "metis", 20)
+
+
+@pytest.mark.parametrize("method", ["metis", "label_propagation", "rcm", "degree", "none"])
+@pytest.mark.parametrize("name", WEIRD)
+def test_every_method_orders_all_nodes(method: str, name: str, fresh_cache: Path) -> None:
+    num_nodes = WEIRD[name][2]
+    parts = partition(adjacency(WEIRD[name]), method, 5)
+    assert sorted(parts.order.tolist()) == list(range(num_nodes))
+    assert (int(parts.part_ptr[0]), int(parts.part_ptr[-1])) == (0, num_nodes)
+    again = partition(adjacency(WEIRD[name]), method, 5)
+    assert again.is_kept == (method != "none" and num_nodes > 5)
+    assert torch.equal(again.order, parts.order)
+    assert torch.equal(again.part_ptr, parts.part_ptr)
+    assert again.seconds == parts.seconds
+    assert not list(fresh_cache.rglob(".*")), "a file was left half written"
+
+
+def test_label_propagation_finds_cliques_and_degree_puts_hubs_first() -> None:
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
+    pairs = torch.combinations(torch.arange(16))
+    edges = torch.cat([order[pairs + 16 * k] for k in range(4)])
+    clique = torch.empty(64, dtype=torch.int64)
+    clique[order] = torch.arange(64) // 16
+    found = orders.by_label(simple_copy(adjacency(symmetric((edges[:, 0], edges[:, 1], 64)))))
+    assert all(clique[found[at : at + 16]].unique().numel() == 1 for at in (0, 16, 32, 48))
+    star = simple_copy(adjacency((torch.arange(9), torch.full((9,), 9), 10)))
+    assert int(orders.by_degree(star)[0]) == 9
+    path = torch.randperm(30, generator=torch.Generator().manual_seed(0))
+    rank = torch.empty(30, dtype=torch.int64)
+    rank[orders.by_bandwidth(simple_copy(adjacency((path[:-1], path[1:], 30))))] = torch.arange(30)
+    assert int((rank[path[:-1]] - rank[path[1:]]).abs().max()) == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK not a zip", None])
+def test_a_damaged_partition_is_found_again(damage: bytes | None, fresh_cache: Path) -> None:
+    graph = adjacency(random_edges(60, 300))
+    first = partition(graph, "metis", 10)
+    (file,) = fresh_cache.glob("partitions/*.npz")
+    if damage is None:
+        np.savez(file, order=np.zeros(60), part_ptr=np.array([0, 60]), seconds=0.0, peak_bytes=0)
+    else:
+        file.write_bytes(damage)
+    second = partition(graph, "metis", 10)
+    assert not second.is_kept
+    assert torch.equal(first.order, second.order)
+    assert partition(graph, "metis", 10).is_kept
+
+
+@pytest.mark.usefixtures("fresh_cache")
+def test_large_graphs_are_cut_in_two_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["runner.kernels.density.partition"]
+    monkeypatch.setattr(module, "_DISTRICT_FROM", 100)
+    monkeypatch.setattr(module, "_DISTRICT_SIZE", 90)
+    steps: list[tuple[int, int]] = []
+    graph = adjacency(symmetric(random_edges(400, 1500)))
+    parts = partition(graph, "metis", 10, lambda done, total: steps.append((done, total)))
+    assert steps == [(k, 6) for k in range(1, 7)]
+    assert sorted(parts.order.tolist()) == list(range(400))
+    assert 30 <= parts.part_ptr.numel() - 1 <= 45
+    assert parts.peak_bytes is not None
+    assert parts.peak_bytes > 10**7
 
 
 def candidates(name: str = "random symmetric") -> select.Candidates:

@@ -168,6 +168,9 @@ class Plans:
         """What was found and decided, for the result file."""
         sizes = self.parts.part_ptr.diff().float()
         return {
+            "partition_s": self.parts.seconds,
+            "partition_bytes": self.parts.peak_bytes,
+            "partition_kept": self.parts.is_kept,
             "num_parts": int(sizes.numel()),
             "mean_part_size": float(sizes.mean()),
             "intra_fraction": self.intra_fraction,

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from runner.errors import UserError
 from runner.kernels.adjacency import Adjacency
-from runner.kernels.density.partition import Partition, partition
+from runner.kernels.density.partition import Partition, Progress, partition
 from runner.kernels.density.plans import Plans
 from runner.kernels.lower import Executable
 from runner.kernels.opgraph import Aggregate, Call, Op, OpGraph
 from runner.kernels.strategy import Prepared, Program, Stopwatch
-from runner.units import format_seconds
+from runner.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class DensityAdaptive:
     """Options of the strategy; see ``conf/kernel`` for their meaning.
 
     ``replay`` holds the choices of an earlier run's report: what it names is taken, not measured again, so that a resumed run
-    rounds as the first one did.
+    rounds as the first one did. ``on_progress`` is told the steps of the partition, done and in all.
     """
 
     partition: str = "metis"
@@ -42,6 +42,7 @@ class DensityAdaptive:
     min_gain: float = 0.03
     num_trials: int = 7
     replay: Sequence[dict[str, Any]] = ()
+    on_progress: Progress | None = None
     name: str = "density_adaptive"
 
     def prepare(self, program: Program) -> Prepared:
@@ -55,7 +56,9 @@ class DensityAdaptive:
         graphs = {training: watch.measure("capture", partial(program.capture, training)) for training in (True, False)}
         for graph in graphs.values():
             _require_spmm(graph)
-        parts: Partition = watch.measure("partition", lambda: partition(adjacency, self.partition, self.block_size))
+        parts: Partition = watch.measure(
+            "partition", lambda: partition(adjacency, self.partition, self.block_size, self.on_progress)
+        )
         plans = Plans(self, program.library_kernels, adjacency, parts, watch)
         lowered = {
             training: Executable(graph, plans.lower, plans.constants(graph)) for training, graph in graphs.items()
@@ -130,6 +133,13 @@ class PreparedDensity:
     def lowered(self) -> tuple[OpGraph, Executable] | None:
         return self._graphs[True], self._lowered[True]
 
+    def _partition_cost(self) -> str:
+        report = self.report
+        memory = "" if report["partition_bytes"] is None else f", {format_bytes(report['partition_bytes'])}"
+        return f"found in {format_seconds(report['partition_s'])}{memory}" + (
+            ", kept since" if report["partition_kept"] else ""
+        )
+
     def explain(self) -> str:
         report = self.report
         lines = ["op graph in training:", str(self._graphs[True]), ""]
@@ -137,6 +147,7 @@ class PreparedDensity:
             f"{report['num_parts']} communities of {report['mean_part_size']:.1f} nodes, "
             f"{report['intra_fraction']:.1%} of the edges inside, density there {report['intra_density']:.3g}"
             + ("" if report["split"] else "; not split: too few edges inside, or all")
+            + (f"; {self._partition_cost()}" if report["partition_s"] else "")
         )
         for choice in report["choices"]:
             both = " and backward" if choice["is_symmetric"] else ""
