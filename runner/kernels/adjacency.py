@@ -19,7 +19,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from runner.errors import DataError, UserError
 
-_BLOCK_WORK = 4096  # edges and rows a block: some 20 µs of work, so that a hub's neighbours are spread over the threads
+_BLOCK_WORK = 2048
 
 
 class Csr(NamedTuple):

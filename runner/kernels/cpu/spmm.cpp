@@ -239,9 +239,51 @@ __attribute__((noinline)) void bank(Row<W, NV> (&chains)[NumChains], Lanes<A, W>
   for (Row<W, NV>& chain : chains) chain.begin();
 }
 
+// Sums with at most a factor an edge: what ``rows`` does, with nothing in the way of the short rows that most rows are.
+template <int W, int NV>
+void sum_rows(const Problem& p, const Pass<W>& pass, int64_t first_row, int64_t end_row) {
+  typedef Lanes<A, W> Values;
+  const int64_t* offset = pass.vectors.offset;
+  const int64_t prefetch_end = p.is_far ? p.indptr[end_row] - kPrefetchAhead : 0;
+  A room[kTile];
+  const auto add = [&](int64_t begin, int64_t end, Values* sum) {
+    const A* factors = WEIGHTING == kNone ? room : factors_of(p, begin, end - begin, room);
+    for (int64_t entry = begin; entry < end; ++entry) {
+      if (entry < prefetch_end) prefetch<W, NV>(p, pass, entry + kPrefetchAhead);
+      const S* x = p.x + int64_t(p.indices[entry]) * p.x_stride;
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) sum[v] += WEIGHTING == kNone ? load<W>(x + offset[v]) : load<W>(x + offset[v]) * factors[entry - begin];
+    }
+  };
+  for (int64_t row = first_row; row < end_row; ++row) {
+    const int64_t begin = p.indptr[row], end = p.indptr[row + 1];
+    Values sum[NV];
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) sum[v] = splat<A, W>(A(0));
+    if (end - begin <= kTile) {
+      add(begin, end, sum);
+    } else {  // sums of tiles are added up: a long row rounds as a sum of short ones
+      for (int64_t tile = begin; tile < end; tile += kTile) {
+        Values part[NV];
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; ++v) part[v] = splat<A, W>(A(0));
+        add(tile, end - tile < kTile ? end : tile + kTile, part);
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; ++v) sum[v] += part[v];
+      }
+    }
+    if (!p.epilogue.is_identity) {
+      finish<W>(p, pass.vectors, sum, row, begin == end);
+    } else {
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) store<W>(p.y + row * p.num_features + offset[v], sum[v]);
+    }
+  }
+}
+
 template <int W, int NV>
 void rows(const Problem& p, const Pass<W>& pass, int64_t first_row, int64_t end_row) {
-  constexpr int kNumChains = NV <= 2 && !PLACES ? 2 : 1;
+  constexpr int kNumChains = NV <= 2 && !PLACES && REDUCE != 0 ? 2 : 1;
   A room[kTile];
   const bool has_far = p.is_far || ((WEIGHTING == kPerHead || WEIGHTING == kPerChannel) && p.edge_ids);
   const int64_t prefetch_end = has_far ? p.indptr[end_row] - kPrefetchAhead : 0;
@@ -283,7 +325,10 @@ void rows_of_length(const Problem& p, const Pass<W>& pass, int64_t first_row, in
   if constexpr (NV > 1) {
     if (pass.vectors.count < NV) return rows_of_length<W, NV - 1>(p, pass, first_row, end_row);
   }
-  rows<W, NV>(p, pass, first_row, end_row);
+  if constexpr (REDUCE == 0 && WEIGHTING <= kPerEdge)
+    sum_rows<W, NV>(p, pass, first_row, end_row);
+  else
+    rows<W, NV>(p, pass, first_row, end_row);
 }
 
 // Walks every row's edges for features [first, end), which belong to heads [first_head, first_head + num_heads).
