@@ -93,8 +93,8 @@ def test_row_blocks_cover_all_rows_in_order(name: str) -> None:
 def test_row_blocks_are_balanced_by_edges() -> None:
     graph = adjacency(random_edges(20_000, 200_000))
     work = (graph.indptr + torch.arange(20_001))[graph.row_blocks].diff()
-    assert graph.row_blocks.numel() - 1 == -(-220_000 // 4096)
-    assert int(work.max()) < 1.1 * 4096
+    assert graph.row_blocks.numel() - 1 == -(-220_000 // 2048)
+    assert int(work.max()) < 1.1 * 2048
 
 
 def test_index_types() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from runner.kernels.cpu.library import core_cache_bytes, function
+from runner.kernels.cpu.memory import empty
 
 _INTRA = {"rest": 0, "tiles": 1, "local": 2, "bits": 3}
 
@@ -89,7 +90,7 @@ def _ready(blocks: Blocks, num_features: int, dtype: torch.dtype) -> Callable[[T
     held, address = (call, blocks), ctypes.addressof(call)  # what is pointed to
 
     def run(x: Tensor, _held: Any = held) -> Tensor:
-        y = torch.empty(num_nodes, num_features, dtype=dtype, device="cpu")
+        y = empty(num_nodes, num_features, dtype=dtype)
         kernel(address, x.data_ptr(), y.data_ptr(), torch.get_num_threads())
         return y
 

@@ -37,11 +37,11 @@ struct Epilogue {
   int activation;
   A slope;  // of LeakyReLU below 0, or ELU's alpha
   Dropout dropout;
-  bool is_identity;
+  bool is_scale, is_identity;  // is_scale: a row scale at most
 
   Epilogue(const S* row_scale, const S* bias, int activation, double slope, double probability, int64_t seed)
       : row_scale(row_scale), bias(bias), activation(activation), slope(A(slope)), dropout(probability, seed),
-        is_identity(!row_scale && !bias && !activation && !dropout.is_on()) {}
+        is_scale(!bias && !activation && !dropout.is_on()), is_identity(is_scale && !row_scale) {}
 
   template <int W>
   inline void finish(S* to, Lanes<A, W> z, int64_t row, int64_t column) const {

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -15,14 +14,10 @@ from torch import Tensor
 
 from runner.kernels.adjacency import Csr
 from runner.kernels.cpu.library import SpmmCall, function, last_cache_bytes
+from runner.kernels.cpu.memory import empty
 from runner.kernels.launching import OPERATION, PER_HEAD, REDUCE, activation_of, walkable, weighting
 from runner.kernels.parameters import SCORE, Epilogue, Scoring, sum_dtype
 
-# malloc takes an allocation of this size or more anew from the system each time: its pages are then faulted in one by one while the kernel
-# writes, which costs more than the kernel (335 000 × 64 floats: 35 ms instead of 11). With huge pages it is 20 ms (measured, 2 cores).
-_HUGE_BYTES = 32 * 2**20
-_PAGE_BYTES = 4096
-_MADV_HUGEPAGE = 14
 # Features a slice, edges a row of X, from which packing paid: 2 cores, AVX-512, 32 MB of L3; 50 000 × 256 floats, 600 000 edges at random:
 # 22 ms instead of 38; 20 000 × 128, which half fit: 3.5 instead of 3.1 (measured).
 _SLICE = 32
@@ -92,12 +87,9 @@ def _spmm_call(
     held = (call, csr, col_scale, epilogue)  # what is pointed to
     address, dtype, index_dtype = ctypes.addressof(call), x.dtype, csr.indices.dtype
     shape = (num_rows, *(trailing or (num_features,)))
-    is_huge = num_rows * num_features * x.element_size() >= _HUGE_BYTES
 
     def run(x: Tensor, weight: Tensor | None, _held: Any = held) -> tuple[Tensor, Tensor | None]:
-        y = torch.empty(shape, dtype=dtype, device="cpu")
-        if is_huge:
-            _ask_for_huge_pages(y)
+        y = empty(*shape, dtype=dtype)
         places = torch.empty(shape, dtype=index_dtype, device="cpu") if with_places else None
         packed = torch.empty(room, _SLICE + _MAX_LANES, dtype=dtype, device="cpu") if room else None
         pointers = (x.data_ptr(), _pointer(weight), y.data_ptr(), _pointer(places), _pointer(packed))
@@ -122,7 +114,7 @@ def _rows_to_pack(csr: Csr, x: Tensor, reach: int) -> int:
 
 def epilogue_backward(dy: Tensor, y: Tensor, epilogue: Epilogue) -> Tensor:
     """Return the gradient, [N, F], of what went into activation and dropout, from y and its gradient."""
-    dz = _empty(*y.shape, like=y)
+    dz = _new(*y.shape, like=y)
     run = function("elementwise", "epilogue_backward", y.dtype, None)
     run(_pointer(dy), _pointer(y), *y.shape, *activation_of(epilogue), _pointer(dz), torch.get_num_threads())
     return dz
@@ -140,7 +132,7 @@ def extremum_grad_x(
         dy: [N, F], gradient of what went into the activation.
         weight, row_scale, col_scale: as in the forward.
     """
-    dx = _empty(turned.indptr.numel() - 1, dy.shape[1], like=dy)
+    dx = _new(turned.indptr.numel() - 1, dy.shape[1], like=dy)
     run = function("extremum", "extremum_grad_x", dy.dtype, turned.indices.dtype)
     run(
         *_graph(turned), _pointer(entries), _pointer(places), _pointer(dy), dy.shape[1], _pointer(weight),
@@ -155,7 +147,7 @@ def extremum_grad_weight(
 ) -> Tensor:
     """Return the gradient of the weights, [E, H], of a max or min; arguments as in :func:`extremum_grad_x`."""
     x = walkable(x)
-    dweight = _empty(csr.indices.numel(), num_heads, like=dy)
+    dweight = _new(csr.indices.numel(), num_heads, like=dy)
     run = function("extremum", "extremum_grad_weight", dy.dtype, csr.indices.dtype)
     run(
         *_graph(csr), _pointer(places), _pointer(dy), _pointer(x), x.stride(0), dy.shape[1], num_heads,
@@ -167,7 +159,7 @@ def extremum_grad_weight(
 def sddmm(csr: Csr, u: Tensor, v: Tensor, operation: str, num_heads: int) -> Tensor:
     """Return dot (per head, [E, H]), or sum, difference, product ([E, F]) of ``u[source]`` [M, F] and ``v[destination]`` [N, F]."""
     u, v = walkable(u), walkable(v)
-    out = _empty(csr.indices.numel(), num_heads if operation == "dot" else u.shape[1], like=u)
+    out = _new(csr.indices.numel(), num_heads if operation == "dot" else u.shape[1], like=u)
     run = function("sddmm", "sddmm", u.dtype, csr.indices.dtype, ("OPERATION", OPERATION[operation]))
     run(
         *_graph(csr), csr.indices.numel(), _pointer(u), u.stride(0), _pointer(v), v.stride(0), u.shape[1], num_heads, _pointer(out),
@@ -178,7 +170,7 @@ def sddmm(csr: Csr, u: Tensor, v: Tensor, operation: str, num_heads: int) -> Ten
 
 def edge_softmax(csr: Csr, logits: Tensor) -> Tensor:
     """Return the softmax of logits [E, H] over the edges of each row."""
-    out = _empty(*logits.shape, like=logits)
+    out = _new(*logits.shape, like=logits)
     run = function("softmax", "edge_softmax", logits.dtype, csr.indices.dtype)
     run(*_rows_only(csr), _pointer(logits), logits.shape[1], _pointer(out), torch.get_num_threads())
     return out
@@ -186,7 +178,7 @@ def edge_softmax(csr: Csr, logits: Tensor) -> Tensor:
 
 def edge_softmax_backward(csr: Csr, out: Tensor, dout: Tensor) -> Tensor:
     """Return the gradient of the logits, [E, H]."""
-    dlogits = _empty(*out.shape, like=out)
+    dlogits = _new(*out.shape, like=out)
     run = function("softmax", "edge_softmax_backward", out.dtype, csr.indices.dtype)
     run(*_rows_only(csr), _pointer(out), _pointer(dout), out.shape[1], _pointer(dlogits), torch.get_num_threads())
     return dlogits
@@ -206,10 +198,10 @@ def gat(
         keeps: whether a backward follows; without, the fourth is empty.
     """
     num_rows, (num_heads, channels) = csr.indptr.numel() - 1, value.shape[1:]
-    out = _empty(num_rows, num_heads, channels, like=value)
+    out = _new(num_rows, num_heads, channels, like=value)
     sums = sum_dtype(value.dtype)
-    high, total, positive_share = (_empty(num_rows, num_heads, like=out, dtype=sums) for _ in range(3))
-    positive = _empty(*(out.shape if keeps else (0,)), like=out, dtype=sums)
+    high, total, positive_share = (_new(num_rows, num_heads, like=out, dtype=sums) for _ in range(3))
+    positive = _new(*(out.shape if keeps else (0,)), like=out, dtype=sums)
     saved = (out, high, total, positive, positive_share)
     run = function("gat", "gat", value.dtype, csr.indices.dtype)
     run(
@@ -225,7 +217,7 @@ def gat_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of value, key and query; ``saved`` is what :func:`gat` gave."""
     value, _, query = operands
-    gradients = tuple(_empty(*operand.shape, like=operand) for operand in operands)
+    gradients = tuple(_new(*operand.shape, like=operand) for operand in operands)
     run = function("gat", "gat_backward", value.dtype, turned.indices.dtype)
     run(
         *_graph(turned), query.shape[0], value.shape[0], turned.indices.numel(), *map(_pointer, operands), *value.shape[1:],
@@ -252,7 +244,7 @@ def attention(
         scoring: of gatv2 or dot.
     """
     num_rows, (num_heads, channels) = csr.indptr.numel() - 1, value.shape[1:]
-    out = _empty(num_rows, num_heads, channels, like=value)
+    out = _new(num_rows, num_heads, channels, like=value)
     high = torch.empty(num_rows, num_heads, dtype=sum_dtype(value.dtype), device="cpu")
     total = torch.empty_like(high)
     run = function("attention", "attention", value.dtype, csr.indices.dtype, ("SCORE", SCORE[scoring.score]))
@@ -276,8 +268,8 @@ def attention_backward_sources(
     value, key, query, vector = operands
     out, high, total = saved
     num_heads, channels = value.shape[1:]
-    dvalue = _empty(*value.shape, like=value)
-    dkey = None if key is None else _empty(*key.shape, like=key)
+    dvalue = _new(*value.shape, like=value)
+    dkey = None if key is None else _new(*key.shape, like=key)
     dscore = torch.empty(turned.indices.numel(), num_heads, dtype=high.dtype, device="cpu")
     stats = torch.empty(out.shape[0], 3, num_heads, dtype=high.dtype, device="cpu")
     score = ("SCORE", SCORE[scoring.score])
@@ -296,7 +288,7 @@ def attention_backward_destinations(
 ) -> tuple[Tensor, Tensor]:
     """Return gatv2's (dquery [N, H, C], dvector [H, C]); ``entry_ids`` of csr says where an entry's dscore lies."""
     num_heads, channels = value.shape[1:]
-    dquery = _empty(*query.shape, like=query)
+    dquery = _new(*query.shape, like=query)
     num_parts = min(_MAX_PARTS, csr.row_blocks.numel() - 1)
     parts = torch.zeros(num_parts, num_heads, channels, dtype=torch.float64, device="cpu")
     score = ("SCORE", SCORE[scoring.score])
@@ -329,22 +321,5 @@ def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _empty(*shape: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    out = torch.empty(shape, dtype=dtype or like.dtype, device="cpu")
-    if out.nbytes >= _HUGE_BYTES:
-        _ask_for_huge_pages(out)
-    return out
-
-
-def _ask_for_huge_pages(out: Tensor) -> None:
-    libc = _libc()
-    if libc is not None:
-        first = -(-out.data_ptr() // _PAGE_BYTES) * _PAGE_BYTES
-        length = (out.data_ptr() + out.nbytes - first) // _PAGE_BYTES * _PAGE_BYTES
-        libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), _MADV_HUGEPAGE)  # advice: it may be refused
-
-
-@cache
-def _libc() -> ctypes.CDLL | None:
-    library = ctypes.CDLL(None)
-    return library if hasattr(library, "madvise") else None
+def _new(*shape: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return empty(*shape, dtype=dtype or like.dtype)

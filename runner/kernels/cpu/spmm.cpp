@@ -272,11 +272,12 @@ void sum_rows(const Problem& p, const Pass<W>& pass, int64_t first_row, int64_t 
         for (int v = 0; v < NV; ++v) sum[v] += part[v];
       }
     }
-    if (!p.epilogue.is_identity) {
+    if (!p.epilogue.is_scale) {
       finish<W>(p, pass.vectors, sum, row, begin == end);
     } else {
+      const A scale = p.epilogue.row_scale ? value(p.epilogue.row_scale + row) : A(1);
 #pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) store<W>(p.y + row * p.num_features + offset[v], sum[v]);
+      for (int v = 0; v < NV; ++v) store<W>(p.y + row * p.num_features + offset[v], sum[v] * scale);
     }
   }
 }
