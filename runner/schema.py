@@ -160,9 +160,12 @@ class KernelConfig:
         0.1, "density_adaptive: below this share of edges inside communities, no split", low=0, high=1
     )
     min_gain: float = option(
-        0.03, "density_adaptive: a split is adopted at this gain over the best single kernel", low=0, high=1
+        0.03, "density_adaptive: other than the best single kernel is adopted at this gain over it", low=0, high=1
     )
     num_trials: int = option(7, "density_adaptive: timed runs of each candidate kernel", low=1, high=1000)
+    keep_choices: bool = option(
+        True, "density_adaptive: take the kernels that an earlier run measured for the same matrix, width and machine"
+    )
 
 
 @dataclass

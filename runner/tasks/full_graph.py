@@ -59,6 +59,7 @@ def make_strategy(
         min_intra_fraction=kernel.min_intra_fraction,
         min_gain=kernel.min_gain,
         num_trials=kernel.num_trials,
+        keep_choices=kernel.keep_choices,
         replay=replay,
         on_progress=on_progress,
     )

@@ -18,7 +18,7 @@ from torch import Tensor
 from runner.errors import UserError, VerificationError
 from runner.kernels import formats
 from runner.kernels.adjacency import Adjacency
-from runner.kernels.density import orders, select
+from runner.kernels.density import choices, orders, select
 from runner.kernels.density.partition import Partition, partition, simple_copy
 from runner.kernels.formats import Kernel, Part
 
@@ -256,3 +256,46 @@ def test_an_unsplit_graph_has_whole_kernels_only() -> None:
     graph = adjacency(WEIRD["hub"])
     choice = select.choose(select.Candidates(Part(graph, graph.values(None)), None, None), 4, 3, 0.03)
     assert choice.names in (("csr_torch",), ("csr_native",))
+
+
+def test_a_choice_is_kept_and_taken_again(fresh_cache: Path) -> None:
+    of = candidates()
+    key = choices.key_of(of, 4, (3, 0.03), ())
+    assert choices.recall(key, of, ()) is None
+    choice = select.choose(of, 4, 3, 0.03)
+    choices.remember(key, choice)
+    again = choices.recall(key, candidates(), ())
+    assert again is not None
+    assert (again.names, again.tried) == (choice.names, choice.tried)
+    x = torch.randn(of.whole.adjacency.num_src, 4)
+    assert torch.equal(again.run(x), choice.run(x))
+    (file,) = fresh_cache.glob("choices/*.json")
+    for damage in (
+        "",
+        "{}",
+        '{"kernels": ["gone"], "tried_s": {}, "reason": ""}',
+        '{"kernels": [], "tried_s": {}, "reason": ""}',
+    ):
+        file.write_text(damage)
+        assert choices.recall(key, of, ()) is None
+
+
+def test_a_choice_belongs_to_a_matrix_a_width_a_rule_and_a_number_of_threads() -> None:
+    keys = [
+        choices.key_of(of, width, rule, extra)
+        for of, width, rule, extra in (
+            (candidates(), 4, (3,), ()),
+            (candidates("random directed"), 4, (3,), ()),
+            (candidates(), 5, (3,), ()),
+            (candidates(), 4, (2,), ()),
+            (candidates(), 4, (3,), (formats.coo_torch,)),
+        )
+    ]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before + 1)
+        keys.append(choices.key_of(candidates(), 4, (3,), ()))
+    finally:
+        torch.set_num_threads(before)
+    assert len(set(keys)) == len(keys)
+    assert keys[0] == choices.key_of(candidates(), 4, (3,), ())

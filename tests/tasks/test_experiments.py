@@ -194,9 +194,9 @@ def test_fallback_only_on_request(run_experiment: Run, tmp_path: Path) -> None:
 
 
 def test_explain_prints_the_op_graph_and_the_choices(run_experiment: Run, tmp_path: Path) -> None:
-    run_experiment(*FAST, "kernel=density_adaptive", "kernel.explain=true")
+    run_experiment(*FAST, "kernel=density_adaptive", "kernel.explain=true", "kernel.keep_choices=false")
     text = (tmp_path / "run" / "run.log").read_text()
-    for words in ("op graph in training", "copy_u → sum", "communities of", "whole: csr_torch", "width 8"):
+    for words in ("op graph in training", "copy_u → sum", "communities of", "single: csr_torch", "width 8"):
         assert words in text
 
 
@@ -510,8 +510,8 @@ def test_a_resumed_run_takes_the_kernels_of_the_first(
 ) -> None:
     """Which kernel wins is measured; on resuming nothing is, so the curve is the first run's to the last bit."""
     options = (*SMALL, "kernel=density_adaptive", "train.epochs=6", "train.checkpoint_every=3", "train.repeats=2")
-    real = plans.choose
-    monkeypatch.setattr(plans, "choose", lambda c, w, t, _, extra: real(c, w, t, -1e9, extra))
+    options = (*options, "kernel.keep_choices=false")
+    monkeypatch.setattr(plans, "choose", lambda candidates, *_: assemble(candidates, ["dense_blocks", "coo_torch"]))
     first = run_experiment(*options, folder="first")
     assert all(len(choice["kernels"]) == 2 for choice in first["strategy_report"]["choices"])
 

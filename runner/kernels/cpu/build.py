@@ -79,7 +79,7 @@ def _key(source: str, command: list[str]) -> str:
     digest = hashlib.sha256()
     for path in (_SOURCES / f"{source}.cpp", *sorted(_SOURCES.glob("*.h"))):
         digest.update(path.read_bytes())
-    digest.update("\0".join([*command, _version(command[0]), _processor()]).encode())
+    digest.update("\0".join([*command, _version(command[0]), processor()]).encode())
     return digest.hexdigest()[:24]
 
 
@@ -90,8 +90,8 @@ def _version(compiler: str) -> str:
 
 
 @cache
-def _processor() -> str:
-    """What -march=native depends on."""
+def processor() -> str:
+    """Return what names this processor and what it can do: what -march=native depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from runner.kernels.adjacency import Adjacency
 from runner.kernels.density.autograd import DropoutFunction, SpMMFunction
+from runner.kernels.density.choices import key_of, recall, remember
 from runner.kernels.density.partition import Partition
 from runner.kernels.density.select import Candidates, Choice, assemble, choose
 from runner.kernels.formats import Factory, Part, num_bytes_of
@@ -32,6 +33,8 @@ class PlanOptions(Protocol):
     def min_gain(self) -> float: ...
     @property
     def num_trials(self) -> int: ...
+    @property
+    def keep_choices(self) -> bool: ...
     @property
     def replay(self) -> Sequence[dict[str, Any]]: ...
 
@@ -161,8 +164,15 @@ class Plans:
                 choice = assemble(candidates, earlier["kernels"], self.library_kernels)
                 if choice is not None:
                     return choice
-        options = self.options
-        return choose(candidates, width, options.num_trials, options.min_gain, self.library_kernels)
+        options, extra = self.options, self.library_kernels
+        key = key_of(candidates, width, (options.num_trials, options.min_gain), extra)
+        known = recall(key, candidates, extra) if options.keep_choices else None
+        if known is not None:
+            return known
+        choice = choose(candidates, width, options.num_trials, options.min_gain, extra)
+        if options.keep_choices:
+            remember(key, choice)
+        return choice
 
     def report(self) -> dict[str, Any]:
         """What was found and decided, for the result file."""

@@ -41,6 +41,7 @@ class DensityAdaptive:
     min_intra_fraction: float = 0.1
     min_gain: float = 0.03
     num_trials: int = 7
+    keep_choices: bool = True
     replay: Sequence[dict[str, Any]] = ()
     on_progress: Progress | None = None
     name: str = "density_adaptive"

@@ -1,0 +1,65 @@
+"""What was chosen, kept on disk: the same matrix, width, machine and libraries get the same kernels again, unmeasured.
+
+Legend: F features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from runner.kernels.cache import keep, kept
+from runner.kernels.cpu.build import processor
+from runner.kernels.density.select import Candidates, Choice, assemble
+from runner.kernels.formats import Factory
+
+_FORMAT = 1  # of what is kept, and of the kernels that names stand for
+
+
+def key_of(candidates: Candidates, num_features: int, rule: tuple[Any, ...], extra: Sequence[Factory]) -> str:
+    """Name everything that a choice depends on.
+
+    Args:
+        candidates: the matrix and its communities; the transposed one is another matrix.
+        num_features: F.
+        rule: options of the choice.
+        extra: further kernels that compete.
+    """
+    whole, digest = candidates.whole, hashlib.sha256()
+    digest.update(whole.adjacency.digest.encode())
+    digest.update(whole.values.numpy().data)
+    digest.update(b"" if whole.part_ptr is None else whole.part_ptr.numpy().data)
+    names = [getattr(factory, "__name__", repr(factory)) for factory in extra]
+    told = (
+        _FORMAT, num_features, candidates.intra is None, rule, names, torch.__version__, torch.get_num_threads(), processor(),
+    )  # fmt: skip
+    digest.update(repr(told).encode())
+    return digest.hexdigest()[:32]
+
+
+def recall(key: str, candidates: Candidates, extra: Sequence[Factory]) -> Choice | None:
+    """Return the choice of an earlier run; None where there is none, or it can't be had here."""
+    path = kept(_file(key))
+    if path is None:
+        return None
+    try:
+        stored = json.loads(path.read_text())
+        names, tried, reason = list(stored["kernels"]), dict(stored["tried_s"]), str(stored["reason"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    found = assemble(candidates, names, extra) if len(names) in (1, 2) else None
+    return None if found is None else Choice(found.run, found.kernels, tried, f"{reason} (measured in an earlier run)")
+
+
+def remember(key: str, choice: Choice) -> None:
+    """Keep a choice that was measured."""
+    stored = {"kernels": choice.names, "tried_s": choice.tried, "reason": choice.reason}
+    keep(_file(key), lambda file: file.write(json.dumps(stored).encode()))
+
+
+def _file(key: str) -> str:
+    return f"choices/{key}.json"
