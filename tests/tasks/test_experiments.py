@@ -25,6 +25,7 @@ from runner.gnn.data.npz import write_npz
 from runner.gnn.dgl_compat import has_cuda, import_dgl
 from runner.gnn.models import build_model
 from runner.kernels.density import autograd, plans
+from runner.kernels.density.select import assemble
 from runner.kernels.verify import Agreement
 from runner.results import read_metrics, read_result
 from runner.schema import DatasetConfig
