@@ -258,7 +258,14 @@ def test_an_unsplit_graph_has_whole_kernels_only() -> None:
     assert choice.names in (("csr_torch",), ("csr_native",))
 
 
-def test_a_choice_is_kept_and_taken_again(fresh_cache: Path) -> None:
+def test_a_choice_of_a_crowded_machine_is_not_kept(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices.os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
+    choices.remember("some", select.choose(candidates(), 4, 3, 0.03))
+    assert not list(fresh_cache.rglob("*.json"))
+
+
+def test_a_choice_is_kept_and_taken_again(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     of = candidates()
     key = choices.key_of(of, 4, (3, 0.03), ())
     assert choices.recall(key, of, ()) is None

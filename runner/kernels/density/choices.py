@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from runner.kernels.density.select import Candidates, Choice, assemble
 from runner.kernels.formats import Factory
 
 _FORMAT = 1  # of what is kept, and of the kernels that names stand for
+_SPARE = 0.5  # of a processor's time that others may take
 
 
 def key_of(candidates: Candidates, num_features: int, rule: tuple[Any, ...], extra: Sequence[Factory]) -> str:
@@ -56,9 +58,23 @@ def recall(key: str, candidates: Candidates, extra: Sequence[Factory]) -> Choice
 
 
 def remember(key: str, choice: Choice) -> None:
-    """Keep a choice that was measured."""
+    """Keep a choice that was measured, unless other work had its share of the processors: then all threads wait for the slowest, every
+    kernel takes about as long, and what won by chance would be kept for good.
+    """
+    if _is_crowded():
+        return
     stored = {"kernels": choice.names, "tried_s": choice.tried, "reason": choice.reason}
     keep(_file(key), lambda file: file.write(json.dumps(stored).encode()))
+
+
+def _is_crowded() -> bool:
+    """Whether more threads want to run than there are processors, by the last minute's mean."""
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > _num_processors() + _SPARE
+
+
+def _num_processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _file(key: str) -> str:
