@@ -79,6 +79,15 @@ def test_bits_are_for_plain_pairs() -> None:
     assert owned(twice, 8).bits() is None
 
 
+def test_duplicates_are_seen_in_unsorted_rows() -> None:
+    graph = Adjacency.from_csr(torch.tensor([0, 3, 3, 3]), torch.tensor([1, 2, 1]), 3)
+    of = owned(graph, 3)
+    assert of.bits() is None
+    assert of.density.tolist() == [2 / 9]
+    for kernel in kernels(of):
+        check(kernel, graph, None)
+
+
 def test_tiles_are_for_dense_communities() -> None:
     pairs = torch.combinations(torch.arange(16)).T
     graph = adjacency(

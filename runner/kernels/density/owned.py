@@ -48,12 +48,12 @@ class Owned:
 
     @cached_property
     def _pairs(self) -> Tensor:
-        community, rows = self._community[self.inside], self._part.adjacency.rows[self.inside]
-        keys = rows * int(self.sizes.max()) + self._local[self.inside]
-        # columns ascend within a row, so equal pairs are neighbours
-        is_first = torch.ones_like(keys, dtype=torch.bool)
-        is_first[1:] = keys[1:] != keys[:-1]
-        return torch.bincount(community[is_first], minlength=self.sizes.numel())
+        largest, rows = int(self.sizes.max()), self._part.adjacency.rows[self.inside].long()
+        pairs = torch.unique(
+            rows * largest + self._local[self.inside]
+        )  # a CSR of others' may have its columns in any order
+        community = torch.searchsorted(self.part_ptr, pairs // largest, right=True) - 1
+        return torch.bincount(community, minlength=self.sizes.numel())
 
     def rest(self) -> Kernel | None:
         """All edges in CSR: what ownership alone gives."""
