@@ -197,7 +197,14 @@ def test_fallback_only_on_request(run_experiment: Run, tmp_path: Path) -> None:
 def test_explain_prints_the_op_graph_and_the_choices(run_experiment: Run, tmp_path: Path) -> None:
     run_experiment(*FAST, "kernel=density_adaptive", "kernel.explain=true", "kernel.keep_choices=false")
     text = (tmp_path / "run" / "run.log").read_text()
-    for words in ("op graph in training", "copy_u → sum", "communities of", "single: csr_torch", "width 8"):
+    for words in (
+        "op graph in training",
+        "copy_u → sum",
+        "communities of",
+        "by density, from 0: ",
+        "single: csr_torch",
+        "width 8",
+    ):
         assert words in text
 
 

@@ -23,6 +23,8 @@ from runner.kernels.lower import Kernel, Resolve, dropout_arguments, fill, is_dr
 from runner.kernels.opgraph import Aggregate, Call, Op, OpGraph
 from runner.kernels.strategy import Stopwatch, inverse
 
+_NUM_BINS = 10  # of communities by density, from 0 to 1
+
 
 class PlanOptions(Protocol):
     """The options of the strategy that a plan reads."""
@@ -68,6 +70,8 @@ class Plans:
         block = parts.part_of_row
         inside = block[self.adjacency.rows] == block[self.adjacency.indices]
         self.num_intra = int(inside.sum())
+        edges = torch.bincount(block[self.adjacency.rows][inside], minlength=parts.part_ptr.numel() - 1)
+        self.densities = edges / parts.part_ptr.diff().double().square()
         self.intra_fraction = self.num_intra / max(inside.numel(), 1)
         self.is_split = self.intra_fraction >= options.min_intra_fraction and not bool(inside.all())
         degree = self.adjacency.in_degrees.clamp(min=1).float()
@@ -185,6 +189,7 @@ class Plans:
             "mean_part_size": float(sizes.mean()),
             "intra_fraction": self.intra_fraction,
             "intra_density": self.num_intra / float((sizes * sizes).sum()),
+            "density_histogram": torch.histc(self.densities.clamp(max=1), bins=_NUM_BINS, min=0, max=1).long().tolist(),
             "split": self.is_split,
             "choices": self._all_choices(),
         }

@@ -150,6 +150,9 @@ class PreparedDensity:
             + ("" if report["split"] else "; not split: too few edges inside, or all")
             + (f"; {self._partition_cost()}" if report["partition_s"] else "")
         )
+        histogram = report["density_histogram"]
+        shares = (f"{at / len(histogram):g}: {count}" for at, count in enumerate(histogram) if count)
+        lines.append(f"communities by density, from {', from '.join(shares)}")
         for choice in report["choices"]:
             both = " and backward" if choice["is_symmetric"] else ""
             weighted = ", weighted" if choice["weighted"] else ""
