@@ -24,14 +24,13 @@ def cache_folder() -> Path:
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except OSError as error:
-        warnings.warn(
-            f"kernels can't be kept in {folder} ({error.strerror}); set GEARSAIL_CACHE", BackendWarning, stacklevel=2
-        )
-        return _private_folder()
+        return _private_folder(f"{folder} ({error.strerror})")
 
 
 @cache
-def _private_folder() -> Path:
+def _private_folder(refused: str) -> Path:
+    """Return a folder for this process alone, and say so once."""
+    warnings.warn(f"kernels can't be kept in {refused}; set GEARSAIL_CACHE", BackendWarning, stacklevel=3)
     return Path(tempfile.mkdtemp(prefix="gearsail-"))
 
 
