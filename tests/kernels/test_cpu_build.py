@@ -16,6 +16,7 @@ from conftest import ROOT
 from graphs import adjacency, random_edges
 
 from runner.kernels import reference
+from runner.kernels.cache import BackendWarning, cache_folder
 from runner.kernels.cpu import build, library
 from runner.kernels.parameters import kept
 
@@ -142,7 +143,7 @@ def test_a_wrong_kernel_is_caught(cache: Path, tmp_path: Path, monkeypatch: pyte
 
     mutations = {
         "": "",
-        "sum[v] += WEIGHTING": "sum[v] = WEIGHTING",
+        "sum[v] += message": "sum[v] = message",
         "at + W <= end ? at : end - W": "at + W <= end ? at : end - W - 1",
         "entry = begin; entry < end": "entry = begin; entry + 1 < end",
     }
@@ -196,3 +197,10 @@ def test_large_results_ask_for_huge_pages(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(memory, "_ask_for_huge_pages", asked.append)
     launch.epilogue_backward(torch.ones(20, 20), torch.ones(20, 20), reference.Epilogue())
     assert len(asked) == 1
+
+
+def test_a_folder_that_keeps_nothing_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEARSAIL_CACHE", "/proc/none")
+    with pytest.warns(BackendWarning, match="/proc/none") as told:
+        folders = {cache_folder() for _ in range(3)}
+    assert (len(folders), len(told)) == (1, 1)

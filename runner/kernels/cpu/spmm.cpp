@@ -115,7 +115,7 @@ inline Lanes<A, W> message(const Problem& p, const Pass<W>& pass, const S* x, co
   return m;
 }
 
-// The state of a row: sums, or the best so far and, with PLACES, the entries that attain it.
+// The best of a row so far and, with PLACES, the entries that attain it.
 //
 // Without PLACES a maximum is one instruction, which loses NaN; ``trace`` sums the same values, so that a row with one is found afterwards.
 template <int W, int NV>
@@ -129,15 +129,13 @@ struct Row {
     const A worst = std::numeric_limits<A>::infinity();
 #pragma GCC unroll 16
     for (int v = 0; v < NV; ++v) {
-      values[v] = splat<A, W>(REDUCE == 0 ? A(0) : REDUCE == 1 ? -worst : worst);
+      values[v] = splat<A, W>(REDUCE == 1 ? -worst : worst);
       if constexpr (PLACES) places[v] = Places{};
     }
     trace = splat<A, W>(A(0));
   }
   inline void take(int v, Values m, Signed<A> place) {
-    if constexpr (REDUCE == 0) {
-      values[v] += m;
-    } else if constexpr (PLACES) {  // the first entry that attains it is kept, also a NaN
+    if constexpr (PLACES) {  // the first entry that attains it is kept, also a NaN
       auto better = (REDUCE == 1 ? m > values[v] : m < values[v]) | ((m != m) & (values[v] == values[v]));
       values[v] = better ? m : values[v];
       places[v] = better ? splat<Signed<A>, W>(place) : places[v];
@@ -147,16 +145,12 @@ struct Row {
     }
   }
   inline void join(const Row& other) {
-    for (int v = 0; v < NV; ++v) {
-      if constexpr (REDUCE == 0)
-        values[v] += other.values[v];
-      else
-        values[v] = REDUCE == 1 ? maximum<A, W>(other.values[v], values[v]) : -maximum<A, W>(-other.values[v], -values[v]);
-    }
+    for (int v = 0; v < NV; ++v)
+      values[v] = REDUCE == 1 ? maximum<A, W>(other.values[v], values[v]) : -maximum<A, W>(-other.values[v], -values[v]);
     trace += other.trace;
   }
   inline bool may_hold_nan() const {  // infinities of both signs give a false alarm, which costs time only
-    if constexpr (REDUCE == 0 || PLACES) return false;
+    if constexpr (PLACES) return false;
     const A sum = sum_of<A, W>(trace);
     return sum != sum;
   }
@@ -228,31 +222,25 @@ __attribute__((noinline)) void take_nan(const Problem& p, const Pass<W>& pass, i
   }
 }
 
-// Moves the sums of a tile to the row's total: a long row rounds as a sum of short ones.
-template <int W, int NV, int NumChains>
-__attribute__((noinline)) void bank(Row<W, NV> (&chains)[NumChains], Lanes<A, W>* total, bool is_first) {
-  for (int v = 0; v < NV; ++v) {
-    Lanes<A, W> sum = chains[0].values[v];
-    if constexpr (NumChains == 2) sum += chains[1].values[v];
-    total[v] = is_first ? sum : total[v] + sum;
-  }
-  for (Row<W, NV>& chain : chains) chain.begin();
+// Whether something is gathered from so far that it is worth foreseeing.
+inline bool has_far(const Problem& p) {
+  return p.is_far || ((WEIGHTING == kPerHead || WEIGHTING == kPerChannel) && p.edge_ids);
 }
 
-// Sums with at most a factor an edge: what ``rows`` does, with nothing in the way of the short rows that most rows are.
 template <int W, int NV>
 void sum_rows(const Problem& p, const Pass<W>& pass, int64_t first_row, int64_t end_row) {
   typedef Lanes<A, W> Values;
   const int64_t* offset = pass.vectors.offset;
-  const int64_t prefetch_end = p.is_far ? p.indptr[end_row] - kPrefetchAhead : 0;
+  const int64_t prefetch_end = has_far(p) ? p.indptr[end_row] - kPrefetchAhead : 0;
   A room[kTile];
   const auto add = [&](int64_t begin, int64_t end, Values* sum) {
     const A* factors = WEIGHTING == kNone ? room : factors_of(p, begin, end - begin, room);
     for (int64_t entry = begin; entry < end; ++entry) {
       if (entry < prefetch_end) prefetch<W, NV>(p, pass, entry + kPrefetchAhead);
       const S* x = p.x + int64_t(p.indices[entry]) * p.x_stride;
+      const EdgeWeights<W> weights(p, pass, entry, factors + (entry - begin));
 #pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) sum[v] += WEIGHTING == kNone ? load<W>(x + offset[v]) : load<W>(x + offset[v]) * factors[entry - begin];
+      for (int v = 0; v < NV; ++v) sum[v] += message<W>(p, pass, x, weights, v);
     }
   };
   for (int64_t row = first_row; row < end_row; ++row) {
@@ -283,29 +271,23 @@ void sum_rows(const Problem& p, const Pass<W>& pass, int64_t first_row, int64_t 
 }
 
 template <int W, int NV>
-void rows(const Problem& p, const Pass<W>& pass, int64_t first_row, int64_t end_row) {
-  constexpr int kNumChains = NV <= 2 && !PLACES && REDUCE != 0 ? 2 : 1;
+void extremum_rows(const Problem& p, const Pass<W>& pass, int64_t first_row, int64_t end_row) {
+  constexpr int kNumChains = NV <= 2 && !PLACES ? 2 : 1;
   A room[kTile];
-  const bool has_far = p.is_far || ((WEIGHTING == kPerHead || WEIGHTING == kPerChannel) && p.edge_ids);
-  const int64_t prefetch_end = has_far ? p.indptr[end_row] - kPrefetchAhead : 0;
+  const int64_t prefetch_end = has_far(p) ? p.indptr[end_row] - kPrefetchAhead : 0;
   for (int64_t row = first_row; row < end_row; ++row) {
     const int64_t begin = p.indptr[row], end = p.indptr[row + 1];
     Row<W, NV> chains[kNumChains];
     for (int chain = 0; chain < kNumChains; ++chain) chains[chain].begin();
-    Lanes<A, W> total[NV];
     for (int64_t tile = begin, tile_end; tile < end; tile = tile_end) {
       tile_end = end - tile < kTile ? end : tile + kTile;
       const A* factors = factors_of(p, tile, WEIGHTING == kNone ? 0 : tile_end - tile, room);
-      if (REDUCE == 0 && tile != begin) bank<W, NV>(chains, total, tile == begin + kTile);
       walk<W, NV, kNumChains>(p, pass, tile, tile_end, prefetch_end, factors, [&](int v, Lanes<A, W> m, int64_t entry, auto chain) {
         chains[decltype(chain)::value].take(v, m, Signed<A>(entry - begin));
       });
     }
     Row<W, NV>& state = chains[0];
     if constexpr (kNumChains == 2) state.join(chains[1]);
-    if (REDUCE == 0 && end - begin > kTile) {
-      for (int v = 0; v < NV; ++v) state.values[v] += total[v];
-    }
     if (state.may_hold_nan()) take_nan<W, NV>(p, pass, begin, end, state.values);
     S* y = p.y + row * p.num_features;
     if (begin == end || !p.epilogue.is_identity) {
@@ -326,10 +308,10 @@ void rows_of_length(const Problem& p, const Pass<W>& pass, int64_t first_row, in
   if constexpr (NV > 1) {
     if (pass.vectors.count < NV) return rows_of_length<W, NV - 1>(p, pass, first_row, end_row);
   }
-  if constexpr (REDUCE == 0 && WEIGHTING <= kPerEdge)
+  if constexpr (REDUCE == 0)
     sum_rows<W, NV>(p, pass, first_row, end_row);
   else
-    rows<W, NV>(p, pass, first_row, end_row);
+    extremum_rows<W, NV>(p, pass, first_row, end_row);
 }
 
 // Walks every row's edges for features [first, end), which belong to heads [first_head, first_head + num_heads).

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,10 +109,10 @@ def _kept(name: str, num_nodes: int) -> Partition | None:
     if path is None:
         return None
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             order, part_ptr = (torch.from_numpy(stored[key].astype(np.int64)) for key in ("order", "part_ptr"))
             seconds, peak_bytes = float(stored["seconds"]), int(stored["peak_bytes"]) or None
-    except (OSError, ValueError, KeyError, EOFError):
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
     is_order = order.shape == (num_nodes,) and torch.equal(order.sort().values, torch.arange(num_nodes))
     if (

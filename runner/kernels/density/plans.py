@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -169,14 +170,15 @@ class Plans:
                 if choice is not None:
                     return choice
         options, extra = self.options, self.library_kernels
+        measure = partial(choose, candidates, width, options.num_trials, options.min_gain, extra)
+        if not options.keep_choices:
+            return measure()
         key = key_of(candidates, width, (options.num_trials, options.min_gain), extra)
-        known = recall(key, candidates, extra) if options.keep_choices else None
-        if known is not None:
-            return known
-        choice = choose(candidates, width, options.num_trials, options.min_gain, extra)
-        if options.keep_choices:
-            remember(key, choice)
-        return choice
+        known = recall(key, candidates, extra)
+        if known is None:
+            known = measure()
+            remember(key, known)
+        return known
 
     def report(self) -> dict[str, Any]:
         """What was found and decided, for the result file."""
