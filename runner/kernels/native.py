@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runner.kernels.lower import Executable, Kernel, Resolve, message
+from runner.kernels.dropout import dropout_kernel
+from runner.kernels.lower import Executable, Kernel, Resolve, is_dropout, message
 from runner.kernels.opgraph import Aggregate, Call, EdgeApply, EdgeSoftmax, Op, Operand, OpGraph
 from runner.kernels.ops import edge_softmax, sddmm, spmm
 from runner.kernels.ops.checks import DTYPES
@@ -67,6 +68,8 @@ class PreparedNative(OwnOrder):
 def lower(graph: OpGraph, op: Op) -> Kernel | None:
     """Return an op on kernels of our own; None for what stays plain torch."""
     match op:
+        case Call() if is_dropout(op) and graph.adjacency.device.type == "cpu":
+            return dropout_kernel(op)
         case EdgeSoftmax() if _is_supported(graph, op):
             return lambda resolve: edge_softmax(graph.adjacency, resolve(op.logits), op.norm_by)
         case EdgeApply():

@@ -22,6 +22,8 @@ _SIGNATURES = {
     "spmm": "ppppppi",
     "blocks": "pppi",
     "sddmm": _GRAPH + "n" + "pnpn" + "nn" + "p" + "i",
+    "draw_mask": "ppp" + "nn" + "d" + "pp" + "i",
+    "apply_mask": "pp" + "nd" + "p" + "i",
     "epilogue_backward": "pp" + "nn" + "iddn" + "p" + "i",
     "extremum_grad_x": _GRAPH + "ppp" + "n" + "pn" + "pp" + "p" + "i",
     "extremum_grad_weight": _GRAPH + "pp" + "pn" + "nn" + "pp" + "p" + "i",

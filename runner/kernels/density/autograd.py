@@ -27,20 +27,3 @@ class SpMMFunction(torch.autograd.Function):
         run = ctx.run_transposed  # type: ignore[attr-defined]
         assert run is not None, "a gradient reached features that no parameter precedes"
         return run(gradients[0].contiguous()), None, None
-
-
-class DropoutFunction(torch.autograd.Function):
-    """``x · mask · scale``; keeps the mask as bool, a quarter of the floats that torch's dropout keeps."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, mask: Tensor, scale: float) -> Tensor:
-        ctx.save_for_backward(mask)
-        ctx.scale = scale  # type: ignore[attr-defined]
-        return (x * mask).mul_(scale)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
-        if not ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
-            return None, None, None
-        (mask,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return (gradients[0] * mask).mul_(ctx.scale), None, None  # type: ignore[attr-defined]

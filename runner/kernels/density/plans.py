@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from runner.kernels.adjacency import Adjacency
-from runner.kernels.density.autograd import DropoutFunction, SpMMFunction
+from runner.kernels.density.autograd import SpMMFunction
 from runner.kernels.density.choices import key_of, recall, remember
 from runner.kernels.density.partition import Partition
 from runner.kernels.density.select import Candidates, Choice, assemble, choose
+from runner.kernels.dropout import dropout_kernel
 from runner.kernels.formats import Factory, Part, num_bytes_of
-from runner.kernels.lower import Kernel, Resolve, dropout_arguments, fill, is_dropout
+from runner.kernels.lower import Kernel, Resolve, is_dropout
 from runner.kernels.opgraph import Aggregate, Call, Op, OpGraph
 from runner.kernels.strategy import Stopwatch, inverse
 
@@ -93,7 +94,7 @@ class Plans:
         if is_dropout(op):
             assert isinstance(op, Call)
             if graph.values[op.outputs[0].index].space == "node":
-                return self._lower_dropout(op)
+                return dropout_kernel(op, self.rank)
         return None
 
     def _lower_spmm(self, graph: OpGraph, op: Aggregate) -> Kernel:
@@ -111,18 +112,6 @@ class Plans:
             y: Tensor = SpMMFunction.apply(flat, forward.run, backward.run if backward else None)
             y = y if scale is None else y * scale
             return y.reshape(y.shape[0], *x.shape[1:])
-
-        return run
-
-    def _lower_dropout(self, op: Call) -> Kernel:
-        probability, _ = dropout_arguments(op)
-        order = self.order
-
-        def run(resolve: Resolve) -> Tensor:
-            x = fill(op.args, resolve)[0] if op.args else resolve(op.kwargs["input"])
-            mask = torch.empty(x.shape, dtype=torch.bool).bernoulli_(1 - probability)
-            dropped: Tensor = DropoutFunction.apply(x, mask.index_select(0, order), 1 / (1 - probability))
-            return dropped
 
         return run
 
