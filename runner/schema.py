@@ -162,6 +162,11 @@ class KernelConfig:
     min_gain: float = option(
         0.03, "density_adaptive: other than the best single kernel is adopted at this gain over it", low=0, high=1
     )
+    selector: str = option(
+        "measured",
+        "density_adaptive: what the calibrated cost model leaves is timed; the model alone decides; everything is timed",
+        choices=("measured", "analytic", "exhaustive"),
+    )
     num_trials: int = option(7, "density_adaptive: timed runs of each candidate kernel", low=1, high=1000)
     keep_choices: bool = option(
         True, "density_adaptive: take the kernels that an earlier run measured for the same matrix, width and machine"

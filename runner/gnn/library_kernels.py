@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from runner.gnn.dgl_compat import import_dgl
-from runner.kernels.formats import Kernel, Part, num_bytes_of
+from runner.kernels.formats import Format, Kernel, Part, num_bytes_of
 
 
-def csr_dgl(part: Part) -> Kernel:
+def csr_dgl(part: Part) -> Format:
     """CSR rows, DGL's product; without weights where all are 1, which is DGL's fast path."""
+    return Format("csr_dgl", part.work(), partial(_csr_dgl, part))
+
+
+def _csr_dgl(part: Part) -> Kernel:
     dgl, adjacency = import_dgl(), part.adjacency
     assert adjacency.num_src == adjacency.num_dst
     dtype = adjacency.indices.dtype
     edge_ids = torch.arange(adjacency.num_edges, dtype=dtype)  # left out, DGL fails on weighted products of width 1
     graph = dgl.graph(("csc", (adjacency.indptr.to(dtype), adjacency.indices, edge_ids)), num_nodes=adjacency.num_dst)
-    weight = None if bool((part.values == 1).all()) else part.values
+    weight = part.values if part.is_weighted else None
 
     def run(x: Tensor) -> Tensor:
         product: Tensor = (

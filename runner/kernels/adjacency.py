@@ -298,8 +298,9 @@ class Adjacency:
         return self._from_entries(rank[self.rows].to(dtype), rank[self.indices].to(dtype), self.edge_ids)
 
     def select(self, keep: Tensor) -> Adjacency:
-        """Return the graph with only the entries where ``keep`` (bool [E], in the order of the entries) holds; edge ids stay."""
-        return self._from_entries(self.rows[keep], self.indices[keep], self.edge_ids[keep])
+        """Return the graph with only the entries where ``keep`` (bool [E], in the order of the entries) holds; order and edge ids stay."""
+        counts = torch.bincount(self.rows[keep], minlength=self.num_dst)
+        return Adjacency(_offsets(counts), self.indices[keep], self.edge_ids[keep], self.num_src)
 
     def _from_entries(self, rows: Tensor, columns: Tensor, edge_ids: Tensor) -> Adjacency:
         order = torch.from_numpy(np.lexsort((columns.numpy(), rows.numpy())))

@@ -8,16 +8,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from runner.kernels.adjacency import Adjacency
+from runner.kernels.cpu.binned import bin_rows, binned_spmm
 from runner.kernels.ops import spmm
 from runner.kernels.ops.backend import has_kernels
 
 SpMM = Callable[[Tensor], Tensor]
-Factory = Callable[["Part"], "Kernel | None"]
+Factory = Callable[["Part"], "Format | None"]
 _MAX_DENSE_BYTES = 2**30  # dense blocks above this are never worth their memory: they'd be streamed on each call
 
 
@@ -34,6 +36,68 @@ class Part:
     adjacency: Adjacency
     values: Tensor
     part_ptr: Tensor | None = None
+
+    @cached_property
+    def is_weighted(self) -> bool:
+        """Whether a value isn't 1."""
+        return not bool((self.values == 1).all())
+
+    @cached_property
+    def inside(self) -> Tensor:
+        """bool [E]: whether an entry's two ends are of one community; none is without communities."""
+        if self.part_ptr is None:
+            return torch.zeros(self.adjacency.num_edges, dtype=torch.bool)
+        return self.community[self.adjacency.rows] == self.community[self.adjacency.indices]
+
+    @cached_property
+    def community(self) -> Tensor:
+        """int64 [N]: the community of each node."""
+        assert self.part_ptr is not None
+        return torch.repeat_interleave(torch.arange(self.part_ptr.numel() - 1), self.part_ptr.diff())
+
+    def work(self, entries: int | None = None, near: int | None = None, cells: int = 0) -> Work:
+        """Return what a product does here; by default all entries are read one by one."""
+        return Work(
+            rows=self.adjacency.num_dst,
+            entries=self.adjacency.num_edges if entries is None else entries,
+            near=int(self.inside.sum()) if near is None else near,
+            cells=cells,
+            is_weighted=self.is_weighted,
+        )
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a product has to do whatever the width.
+
+    Attributes:
+        rows: N.
+        entries: that are read one by one.
+        near: of those, whose source is of the row's community.
+        cells: of dense tiles.
+        is_weighted: whether entries have values.
+    """
+
+    rows: int = 0
+    entries: int = 0
+    near: int = 0
+    cells: int = 0
+    is_weighted: bool = False
+
+
+@dataclass(frozen=True)
+class Format:
+    """A way to store a part that is possible but not built yet.
+
+    Attributes:
+        name: format and library: ``csr_torch``.
+        work: for the cost model.
+        build: stores the part; this is what costs time and memory.
+    """
+
+    name: str
+    work: Work
+    build: Callable[[], Kernel]
 
 
 @dataclass(frozen=True)
@@ -56,8 +120,12 @@ def num_bytes_of(*tensors: Tensor) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def csr_torch(part: Part) -> Kernel:
+def csr_torch(part: Part) -> Format:
     """CSR rows, torch's sparse product."""
+    return Format("csr_torch", part.work(), partial(_csr_torch, part))
+
+
+def _csr_torch(part: Part) -> Kernel:
     adjacency = part.adjacency
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support")
@@ -73,19 +141,37 @@ def csr_torch(part: Part) -> Kernel:
     return Kernel("csr_torch", lambda x: matrix @ x, held)
 
 
-def csr_native(part: Part) -> Kernel | None:
+def csr_native(part: Part) -> Format | None:
     """CSR rows, our own kernel; None where it can't be built."""
+    return Format("csr_native", part.work(), partial(_csr_native, part)) if has_kernels(part.adjacency.device) else None
+
+
+def _csr_native(part: Part) -> Kernel:
     adjacency = part.adjacency
-    if not has_kernels(adjacency.device):
-        return None
     in_order = Adjacency.from_csr(adjacency.indptr, adjacency.indices, adjacency.num_src)
-    weight = None if bool((part.values == 1).all()) else part.values
+    weight = part.values if part.is_weighted else None
     held = num_bytes_of(adjacency.indptr, adjacency.indices, *([] if weight is None else [weight]))
     return Kernel("csr_native", lambda x: spmm(in_order, x, weight), held)
 
 
-def coo_torch(part: Part) -> Kernel:
+def csr_binned(part: Part) -> Format | None:
+    """CSR, rows in the order of their degrees, hubs shared out; None where it can't be built."""
+    return Format("csr_binned", part.work(), partial(_csr_binned, part)) if has_kernels(part.adjacency.device) else None
+
+
+def _csr_binned(part: Part) -> Kernel:
+    adjacency = part.adjacency
+    weight = part.values if part.is_weighted else None
+    binned = bin_rows(adjacency.indptr, adjacency.indices, weight, adjacency.num_src)
+    return Kernel("csr_binned", binned_spmm(binned), num_bytes_of(*binned.tensors()))
+
+
+def coo_torch(part: Part) -> Format:
     """One message an edge, stored, then summed by destination. Pays where there are few edges."""
+    return Format("coo_torch", part.work(), partial(_coo_torch, part))
+
+
+def _coo_torch(part: Part) -> Kernel:
     rows, columns, values = part.adjacency.rows, part.adjacency.indices, part.values.unsqueeze(1)
     num_rows = part.adjacency.num_dst
 
@@ -95,14 +181,20 @@ def coo_torch(part: Part) -> Kernel:
     return Kernel("coo_torch", run, num_bytes_of(rows, columns, values))
 
 
-def dense_blocks(part: Part) -> Kernel | None:
+def dense_blocks(part: Part) -> Format | None:
     """Blocks as dense B × B tiles, one batched product; None where the tiles would take too much memory."""
+    assert part.part_ptr is not None
+    sizes = part.part_ptr.diff()
+    num_cells = sizes.numel() * int(sizes.max()) ** 2
+    if 4 * num_cells > _MAX_DENSE_BYTES:
+        return None
+    return Format("dense_blocks", part.work(entries=0, near=0, cells=num_cells), partial(_dense_blocks, part))
+
+
+def _dense_blocks(part: Part) -> Kernel:
     assert part.part_ptr is not None
     adjacency, sizes = part.adjacency, part.part_ptr.diff()
     num_blocks, width = sizes.numel(), int(sizes.max())
-    num_bytes = 4 * num_blocks * width * width
-    if num_bytes > _MAX_DENSE_BYTES:
-        return None
     block = torch.searchsorted(part.part_ptr, adjacency.rows, right=True) - 1
     first = part.part_ptr[block]
     place = (block * width + adjacency.rows - first) * width + adjacency.indices - first

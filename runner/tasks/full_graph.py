@@ -58,6 +58,7 @@ def make_strategy(
         block_size=kernel.block_size,
         min_intra_fraction=kernel.min_intra_fraction,
         min_gain=kernel.min_gain,
+        selector=kernel.selector,
         num_trials=kernel.num_trials,
         keep_choices=kernel.keep_choices,
         replay=replay,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +19,13 @@ from runner.errors import UserError, VerificationError
 from runner.kernels import formats
 from runner.kernels.adjacency import Adjacency
 from runner.kernels.density import choices, orders, select
+from runner.kernels.density.candidates import Candidates, cut
 from runner.kernels.density.partition import Partition, partition, simple_copy
-from runner.kernels.formats import Kernel, Part
+from runner.kernels.density.select import Rule
+from runner.kernels.formats import Factory, Format, Kernel, Part, Work
 
 WIDTHS = (1, 3, 16, 33)
+RULE = Rule(num_trials=3)
 
 
 def split(graph: Adjacency, parts: Partition, weight: Tensor | None) -> tuple[Part, Part, Part]:
@@ -37,8 +40,9 @@ def split(graph: Adjacency, parts: Partition, weight: Tensor | None) -> tuple[Pa
     )
 
 
-def check(kernel: Kernel | None, part: Part) -> None:
-    assert kernel is not None
+def check(entry: Format | None, part: Part) -> None:
+    assert entry is not None
+    kernel = entry.build()
     matrix = torch.from_numpy(part.adjacency.matrix(part.values).toarray()).double()
     for width in WIDTHS:
         x = torch.randn(part.adjacency.num_src, width)
@@ -68,6 +72,7 @@ def test_parts_add_up_and_every_format_multiplies(name: str, block_size: int, me
     for part in (whole, intra, inter):
         check(formats.csr_torch(part), part)
         check(formats.csr_native(part), part)
+        check(formats.csr_binned(part), part)
         check(formats.coo_torch(part), part)
     check(formats.dense_blocks(intra), intra)
 
@@ -86,7 +91,7 @@ def test_any_graph_any_block_size(num_nodes: int, num_edges: int, block_size: in
     x = torch.randn(num_nodes, 5)
     blocks = formats.dense_blocks(intra)
     assert blocks is not None
-    y = blocks.run(x) + formats.coo_torch(inter).run(x)
+    y = blocks.build().run(x) + formats.coo_torch(inter).build().run(x)
     assert torch.allclose(y.double(), dense(edges) @ x.double(), atol=1e-4)
 
 
@@ -199,16 +204,17 @@ def test_large_graphs_are_cut_in_two_levels(monkeypatch: pytest.MonkeyPatch) -> 
     assert parts.peak_bytes > 10**7
 
 
-def candidates(name: str = "random symmetric") -> select.Candidates:
+def candidates(name: str = "random symmetric", extra: Sequence[Factory] = ()) -> Candidates:
     graph = adjacency(WEIRD[name])
-    whole, intra, inter = split(graph, partition(graph, "none", 8), None)
-    return select.Candidates(whole, intra, inter)
+    parts = partition(graph, "none", 8)
+    moved = graph.permuted(parts.order)
+    return cut(moved, moved.values(None), parts.part_ptr, extra)
 
 
-def broken(change: Callable[[Tensor], Tensor]) -> select.Factory:
-    def factory(part: Part) -> Kernel:
-        right = formats.coo_torch(part)
-        return Kernel("broken", lambda x: change(right.run(x)), 0)
+def broken(change: Callable[[Tensor], Tensor]) -> Factory:
+    def factory(part: Part) -> Format:
+        right = formats.coo_torch(part).build()
+        return Format("broken", Work(), lambda: Kernel("broken", lambda x: change(right.run(x)), 0))
 
     return factory
 
@@ -220,7 +226,7 @@ def broken(change: Callable[[Tensor], Tensor]) -> select.Factory:
 )
 def test_a_wrong_kernel_is_caught_before_it_is_timed(change: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(VerificationError, match="broken"):
-        select.choose(candidates(), 4, 3, 0.03, extra=[broken(change)])
+        select.choose(candidates(extra=[broken(change)]), 4, RULE)
 
 
 def test_the_fastest_wins_and_all_that_was_tried_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,50 +234,49 @@ def test_the_fastest_wins_and_all_that_was_tried_is_told(monkeypatch: pytest.Mon
     now = [0.0]
     monkeypatch.setattr(select.time, "perf_counter", lambda: now[0])
 
-    def timed(name: str, seconds: float) -> select.Factory:
-        def factory(part: Part) -> Kernel:
-            right = formats.coo_torch(part)
+    def timed(name: str, seconds: float) -> Factory:
+        def factory(part: Part) -> Format:
+            right = formats.coo_torch(part).build()
 
             def run(x: Tensor) -> Tensor:
                 now[0] += seconds
                 return right.run(x)
 
-            return Kernel(name, run, 0)
+            return Format(name, Work(), lambda: Kernel(name, run, 0))
 
         return factory
 
-    monkeypatch.setattr(select, "csr_native", lambda _part: None)
-    monkeypatch.setattr(select, "csr_torch", timed("slow", 3.0))
-    monkeypatch.setattr(select, "coo_torch", timed("middle", 2.0))
-    monkeypatch.setattr(select, "dense_blocks", timed("quick", 0.1))
-    choice = select.choose(candidates(), 4, 3, 0.03)
+    kinds = {"single": (timed("slow", 3.0),), "intra": (timed("quick", 0.1),), "inter": (timed("middle", 2.0),)}
+    monkeypatch.setattr("runner.kernels.density.candidates._FACTORIES", kinds)
+    monkeypatch.setattr(Candidates, "_owned", None)
+    choice = select.choose(candidates(), 4, RULE)
     assert choice.names == ("quick", "middle")
     assert choice.tried["final: quick + middle"] == pytest.approx(2.1)
     assert choice.tried["single: slow"] == pytest.approx(3.0)
-    refused = select.choose(candidates(), 4, 3, 0.31)
+    refused = select.choose(candidates(), 4, Rule(num_trials=3, min_gain=0.31))
     assert refused.names == ("slow",), "a gain of 30 % is not the 31 % asked for"
 
 
 def test_an_unsplit_graph_has_whole_kernels_only() -> None:
     graph = adjacency(WEIRD["hub"])
-    choice = select.choose(select.Candidates(Part(graph, graph.values(None)), None, None), 4, 3, 0.03)
-    assert choice.names in (("csr_torch",), ("csr_native",))
+    choice = select.choose(Candidates(Part(graph, graph.values(None)), None, None), 4, RULE)
+    assert choice.names in (("csr_torch",), ("csr_native",), ("csr_binned",))
 
 
 def test_a_choice_of_a_crowded_machine_is_not_kept(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choices.os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
-    choices.remember("some", select.choose(candidates(), 4, 3, 0.03))
+    choices.remember("some", select.choose(candidates(), 4, RULE))
     assert not list(fresh_cache.rglob("*.json"))
 
 
 def test_a_choice_is_kept_and_taken_again(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choices.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     of = candidates()
-    key = choices.key_of(of, 4, (3, 0.03), ())
-    assert choices.recall(key, of, ()) is None
-    choice = select.choose(of, 4, 3, 0.03)
+    key = choices.key_of(of, 4, RULE)
+    assert choices.recall(key, of) is None
+    choice = select.choose(of, 4, RULE)
     choices.remember(key, choice)
-    again = choices.recall(key, candidates(), ())
+    again = choices.recall(key, candidates())
     assert again is not None
     assert (again.names, again.tried) == (choice.names, choice.tried)
     x = torch.randn(of.whole.adjacency.num_src, 4)
@@ -280,29 +285,30 @@ def test_a_choice_is_kept_and_taken_again(fresh_cache: Path, monkeypatch: pytest
     for damage in (
         "",
         "{}",
-        '{"kernels": ["gone"], "tried_s": {}, "reason": ""}',
-        '{"kernels": [], "tried_s": {}, "reason": ""}',
+        '{"kernels": ["gone"], "tried_s": {}, "predicted_s": {}, "reason": ""}',
+        '{"kernels": [], "tried_s": {}, "predicted_s": {}, "reason": ""}',
     ):
         file.write_text(damage)
-        assert choices.recall(key, of, ()) is None
+        assert choices.recall(key, of) is None
 
 
 def test_a_choice_belongs_to_a_matrix_a_width_a_rule_and_a_number_of_threads() -> None:
     keys = [
-        choices.key_of(of, width, rule, extra)
-        for of, width, rule, extra in (
-            (candidates(), 4, (3,), ()),
-            (candidates("random directed"), 4, (3,), ()),
-            (candidates(), 5, (3,), ()),
-            (candidates(), 4, (2,), ()),
-            (candidates(), 4, (3,), (formats.coo_torch,)),
+        choices.key_of(of, width, rule)
+        for of, width, rule in (
+            (candidates(), 4, RULE),
+            (candidates("random directed"), 4, RULE),
+            (candidates(), 5, RULE),
+            (candidates(), 4, Rule(num_trials=4)),
+            (candidates(), 4, Rule("exhaustive", num_trials=3)),
+            (candidates(extra=[formats.coo_torch]), 4, RULE),
         )
     ]
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(before + 1)
-        keys.append(choices.key_of(candidates(), 4, (3,), ()))
+        keys.append(choices.key_of(candidates(), 4, RULE))
     finally:
         torch.set_num_threads(before)
     assert len(set(keys)) == len(keys)
-    assert keys[0] == choices.key_of(candidates(), 4, (3,), ())
+    assert keys[0] == choices.key_of(candidates(), 4, RULE)

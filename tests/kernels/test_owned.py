@@ -24,9 +24,8 @@ def owned(graph: Adjacency, block_size: int, weight: Tensor | None = None) -> Ow
 
 
 def kernels(of: Owned) -> Iterator[Kernel]:
-    for kernel in (of.rest(), of.tiles(0.0), of.tiles(0.2), of.local(), of.bits()):
-        if kernel is not None:
-            yield kernel
+    for entry in of.formats([0.0, 0.2]):
+        yield entry.build()
 
 
 def check(kernel: Kernel, graph: Adjacency, weight: Tensor | None) -> None:
@@ -55,16 +54,15 @@ def test_communities_of_more_than_a_byte_of_ids(index: torch.dtype) -> None:
     src, dst, num_nodes = symmetric(random_edges(700, 6000))
     graph = Adjacency.from_edges(src, dst, num_nodes, num_nodes, index)
     of = owned(graph, 400)
-    kernel = of.local()
-    assert kernel is not None
-    check(kernel, graph, None)
+    entry = of.local()
+    assert entry is not None
+    check(entry.build(), graph, None)
 
 
 def test_a_hub_rounds_as_a_short_row() -> None:
     num_edges = 100_000
     graph = adjacency((torch.randint(0, 50, (num_edges,)), torch.zeros(num_edges, dtype=torch.int64), 50))
-    kernel = owned(graph, 8).rest()
-    assert kernel is not None
+    kernel = owned(graph, 8).rest().build()
     x = torch.rand(50, 5)
     expected = torch.from_numpy(graph.matrix(graph.values(None)).toarray()).double() @ x.double()
     assert torch.allclose(kernel.run(x).double(), expected, rtol=5e-6), "a plain running sum is off by 2e-4"
@@ -108,8 +106,7 @@ def test_a_wrong_kernel_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         return lambda x: run(x.roll(1, 0))
 
     monkeypatch.setattr("runner.kernels.density.owned.blocks_spmm", off_by_one)
-    kernel = owned(graph, 8).rest()
-    assert kernel is not None
+    kernel = owned(graph, 8).rest().build()
     with pytest.raises(AssertionError, match="owned_csr"):
         check(kernel, graph, None)
 

@@ -6,19 +6,13 @@
 // are worked on together, so that a row of X is loaded once for them all. WEIGHTED: whether edges have factors.
 //
 // Legend: N rows and columns, F features, P communities, B rows of a community.
-#include "lanes.h"
 #include "parallel.h"
+#include "sums.h"
 #include "vectors.h"
-
-typedef STORAGE S;
-typedef INDEX I;
-typedef Compute<S> A;
 
 namespace {
 
 enum { kWithRest, kTiles, kLocal, kBits };
-constexpr int kPrefetchAhead = 16;  // edges
-constexpr int64_t kBank = 256;      // entries of a row that are summed before they join its total: long rows then round as short ones
 
 template <int W>
 constexpr int kMaxLength = W == kLanes<S> ? kMaxVectors : 2;
@@ -46,61 +40,17 @@ struct Call {
 namespace {
 
 template <int W, int NV>
-struct Sums {
-  Lanes<A, W> at[NV];
-  inline void clear() {
-#pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) at[v] = splat<A, W>(A(0));
-  }
-  inline void add(const S* x, const int64_t* offset) {
-#pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) at[v] += load<W>(x + offset[v]);
-  }
-  inline void add(const S* x, const int64_t* offset, A factor) {
-#pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) at[v] += load<W>(x + offset[v]) * factor;
-  }
-  inline void add(const Sums& other) {
-#pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) at[v] += other.at[v];
-  }
-};
-
-template <int W, int NV>
 struct Pass {
   const Call& c;
   const S* x;
   S* y;
   const int64_t* offset;
-  int64_t num_entries;
+  Entries<W, NV> rest;
 
+  S* row_of_y(int64_t row) const { return y + row * c.num_features; }
   const S* row_of_x(int64_t column) const { return x + column * c.num_features; }
 
-  inline void foresee(int64_t entry) const {
-    if (!c.is_far || entry + kPrefetchAhead >= num_entries) return;
-    const S* later = row_of_x(c.indices[entry + kPrefetchAhead]) + offset[0];
-#pragma GCC unroll 8
-    for (int v = 0; v < NV; v += (64 / int(sizeof(S)) + W - 1) / W) __builtin_prefetch(later + v * W);
-  }
-  inline void add_entries(int64_t begin, int64_t end, Sums<W, NV>& sums) const {
-    for (int64_t k = begin; k < end; ++k) {
-      foresee(k);
-      if (WEIGHTED)
-        sums.add(row_of_x(c.indices[k]), offset, value(c.weight + k));
-      else
-        sums.add(row_of_x(c.indices[k]), offset);
-    }
-  }
-  inline void add_rest(int64_t row, Sums<W, NV>& sums) const {
-    const int64_t begin = c.indptr[row], end = c.indptr[row + 1];
-    if (end - begin <= kBank) return add_entries(begin, end, sums);
-    for (int64_t at = begin; at < end; at += kBank) {
-      Sums<W, NV> bank;
-      bank.clear();
-      add_entries(at, end - at < kBank ? end : at + kBank, bank);
-      sums.add(bank);
-    }
-  }
+  inline void add_rest(int64_t row, Sums<W, NV>& sums) const { rest.add(c.indptr[row], c.indptr[row + 1], sums); }
   inline void add_local(int64_t part, int64_t row, Sums<W, NV>& sums) const {
     const int64_t first = c.part_ptr[part];
     if constexpr (INTRA == kLocal) {
@@ -120,11 +70,6 @@ struct Pass {
           sums.add(row_of_x(first + w * 64 + __builtin_ctzll(word)), offset);
     }
   }
-  inline void store_row(int64_t row, const Sums<W, NV>& sums) const {
-#pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) store<W>(y + row * c.num_features + offset[v], sums.at[v]);
-  }
-
   // R rows of a tile together.
   template <int R>
   inline void tile_rows(const S* tile, int64_t first, int64_t size, int64_t row) const {
@@ -145,7 +90,7 @@ struct Pass {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       add_rest(row + r, sums[r]);
-      store_row(row + r, sums[r]);
+      store_row(sums[r], row_of_y(row + r), offset);
     }
   }
   void tile(int64_t part) const {
@@ -165,7 +110,7 @@ struct Pass {
       sums.clear();
       add_local(part, row, sums);
       add_rest(row, sums);
-      store_row(row, sums);
+      store_row(sums, row_of_y(row), offset);
     }
   }
 };
@@ -175,7 +120,9 @@ void pass_of_length(const Call& c, const S* x, S* y, const Vectors& vectors, int
   if constexpr (NV > 1) {
     if (vectors.count < NV) return pass_of_length<W, NV - 1>(c, x, y, vectors, begin, end);
   }
-  const Pass<W, NV> pass{c, x, y, vectors.offset, c.indptr[c.part_ptr[c.chunks[c.num_chunks]]]};
+  const int64_t num_entries = c.indptr[c.part_ptr[c.chunks[c.num_chunks]]];
+  const Entries<W, NV> rest{c.indices, c.weight, num_entries, x, c.num_features, vectors.offset, c.is_far != 0};
+  const Pass<W, NV> pass{c, x, y, vectors.offset, rest};
   for (int64_t part = begin; part < end; ++part) pass.community(part);
 }
 

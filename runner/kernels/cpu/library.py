@@ -21,6 +21,7 @@ _GRAPH = "pppp" + "n"
 _SIGNATURES = {
     "spmm": "ppppppi",
     "blocks": "pppi",
+    "binned": "ppppi",
     "sddmm": _GRAPH + "n" + "pnpn" + "nn" + "p" + "i",
     "draw_mask": "ppp" + "nn" + "d" + "pp" + "i",
     "apply_mask": "pp" + "nd" + "p" + "i",

@@ -8,34 +8,31 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from runner.kernels.cache import keep, kept
 from runner.kernels.cpu.build import processor
-from runner.kernels.density.select import Candidates, Choice, assemble
-from runner.kernels.formats import Factory
+from runner.kernels.density.candidates import Candidates
+from runner.kernels.density.select import Choice, Rule, assemble
 
-_FORMAT = 1  # of what is kept, and of the kernels that names stand for
+_FORMAT = 2  # of what is kept, and of the kernels that names stand for
 _SPARE = 0.5  # of a processor's time that others may take
 
 
-def key_of(candidates: Candidates, num_features: int, rule: tuple[Any, ...], extra: Sequence[Factory]) -> str:
+def key_of(candidates: Candidates, num_features: int, rule: Rule) -> str:
     """Name everything that a choice depends on.
 
     Args:
-        candidates: the matrix and its communities; the transposed one is another matrix.
+        candidates: the matrix, its communities and the kernels that compete; the transposed one is another matrix.
         num_features: F.
-        rule: options of the choice.
-        extra: further kernels that compete.
+        rule: how it is chosen.
     """
     whole, digest = candidates.whole, hashlib.sha256()
     digest.update(whole.adjacency.digest.encode())
     digest.update(whole.values.numpy().data)
     digest.update(b"" if whole.part_ptr is None else whole.part_ptr.numpy().data)
-    names = [getattr(factory, "__name__", repr(factory)) for factory in extra]
+    names = [getattr(factory, "__name__", repr(factory)) for factory in candidates.extra]
     told = (
         _FORMAT, num_features, candidates.intra is None, rule, names, torch.__version__, torch.get_num_threads(), processor(),
     )  # fmt: skip
@@ -43,18 +40,21 @@ def key_of(candidates: Candidates, num_features: int, rule: tuple[Any, ...], ext
     return digest.hexdigest()[:32]
 
 
-def recall(key: str, candidates: Candidates, extra: Sequence[Factory]) -> Choice | None:
+def recall(key: str, candidates: Candidates) -> Choice | None:
     """Return the choice of an earlier run; None where there is none, or it can't be had here."""
     path = kept(_file(key))
     if path is None:
         return None
     try:
         stored = json.loads(path.read_text())
-        names, tried, reason = list(stored["kernels"]), dict(stored["tried_s"]), str(stored["reason"])
+        names, reason = list(stored["kernels"]), str(stored["reason"])
+        tried, predicted = dict(stored["tried_s"]), dict(stored["predicted_s"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    found = assemble(candidates, names, extra) if len(names) in (1, 2) else None
-    return None if found is None else Choice(found.run, found.kernels, tried, f"{reason} (measured in an earlier run)")
+    found = assemble(candidates, names) if len(names) in (1, 2) else None
+    if found is None:
+        return None
+    return Choice(found.run, found.kernels, tried, f"{reason} (measured in an earlier run)", predicted)
 
 
 def remember(key: str, choice: Choice) -> None:
@@ -63,7 +63,9 @@ def remember(key: str, choice: Choice) -> None:
     """
     if _is_crowded():
         return
-    stored = {"kernels": choice.names, "tried_s": choice.tried, "reason": choice.reason}
+    stored = {
+        "kernels": choice.names, "tried_s": choice.tried, "predicted_s": choice.predicted, "reason": choice.reason
+    }  # fmt: skip
     keep(_file(key), lambda file: file.write(json.dumps(stored).encode()))
 
 

@@ -5,13 +5,14 @@ Legend: N nodes, E edges, F features, P communities, B nodes of a community.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from runner.kernels.cpu.blocks import Blocks, blocks_spmm
-from runner.kernels.formats import Kernel, Part, num_bytes_of
+from runner.kernels.formats import Format, Kernel, Part, num_bytes_of
 from runner.kernels.ops.backend import has_kernels
 
 _NUM_CHUNKS = 256  # of communities, about equal in work: enough for threads to share, few enough to cost nothing
@@ -29,12 +30,9 @@ class Owned:
     def __init__(self, part: Part) -> None:
         assert part.part_ptr is not None
         self._part, self.part_ptr = part, part.part_ptr
-        adjacency = part.adjacency
-        self._community = torch.searchsorted(self.part_ptr, adjacency.rows.contiguous(), right=True) - 1
-        first = self.part_ptr[self._community]
-        self.inside = (adjacency.indices >= first) & (adjacency.indices < self.part_ptr[self._community + 1])
-        self._local = adjacency.indices - first
-        self.is_weighted = not bool((part.values == 1).all())
+        self._community = part.community[part.adjacency.rows]
+        self._local = part.adjacency.indices - self.part_ptr[self._community]
+        self.inside, self.is_weighted = part.inside, part.is_weighted
 
     @property
     def sizes(self) -> Tensor:
@@ -55,47 +53,66 @@ class Owned:
         community = torch.searchsorted(self.part_ptr, pairs // largest, right=True) - 1
         return torch.bincount(community, minlength=self.sizes.numel())
 
-    def rest(self) -> Kernel | None:
-        """All edges in CSR: what ownership alone gives."""
-        return self._kernel("owned_csr", torch.zeros_like(self.inside), {})
+    def formats(self, tile_densities: Sequence[float]) -> list[Format]:
+        """Return all that are possible here."""
+        if not has_kernels(self._part.adjacency.device):
+            return []
+        found = [self.rest(), self.local(), self.bits(), *map(self.tiles, tile_densities)]
+        return [entry for entry in found if entry is not None]
 
-    def tiles(self, least_density: float) -> Kernel | None:
+    def rest(self) -> Format:
+        """All edges in CSR: what ownership alone gives."""
+        return Format(
+            "owned_csr", self._part.work(), lambda: self._kernel("owned_csr", torch.zeros_like(self.inside), {})
+        )
+
+    def tiles(self, least_density: float) -> Format | None:
         """Communities of at least this density as dense tiles; None where there is none, or they would take too much memory."""
         has_tile = (self.density >= least_density) & (self._pairs > 0)
         cells = torch.where(has_tile, self.sizes.square(), 0)
         num_cells = int(cells.sum())
         if not num_cells or 4 * num_cells > _MAX_TILE_BYTES:
             return None
-        starts = cells.cumsum(0) - cells
         in_tile = self.inside & has_tile[self._community]
+        num_held = int(in_tile.sum())
+        work = self._part.work(self.inside.numel() - num_held, int(self.inside.sum()) - num_held, num_cells)
+        return Format(
+            f"owned_tiles_{least_density:g}", work, lambda: self._tiles(least_density, has_tile, cells, in_tile)
+        )
+
+    def _tiles(self, least_density: float, has_tile: Tensor, cells: Tensor, in_tile: Tensor) -> Kernel:
+        starts = cells.cumsum(0) - cells
         community, adjacency = self._community[in_tile], self._part.adjacency
         row = adjacency.rows[in_tile] - self.part_ptr[community]
         place = starts[community] + row * self.sizes[community] + self._local[in_tile]
-        tiles = torch.zeros(num_cells).index_add_(0, place, self._part.values[in_tile])
+        tiles = torch.zeros(int(cells.sum())).index_add_(0, place, self._part.values[in_tile])
         return self._kernel(
             f"owned_tiles_{least_density:g}",
             in_tile,
             {"intra": "tiles", "starts": torch.where(has_tile, starts, -1), "inside": tiles},
         )
 
-    def local(self) -> Kernel | None:
+    def local(self) -> Format | None:
         """Ids of one byte inside communities of up to 256 nodes, of two up to 65 536; None beyond."""
-        largest = int(self.sizes.max())
-        if largest > 2**16:
-            return None
-        dtype = torch.uint8 if largest <= 2**8 else torch.uint16
+        return Format("owned_local", self._part.work(), self._local_ids) if int(self.sizes.max()) <= 2**16 else None
+
+    def _local_ids(self) -> Kernel:
+        dtype = torch.uint8 if int(self.sizes.max()) <= 2**8 else torch.uint16
         counts = torch.bincount(self._part.adjacency.rows[self.inside], minlength=self._part.adjacency.num_dst)
         inside = {"starts": _offsets(counts), "inside": self._local[self.inside].to(dtype)}
         if self.is_weighted:
             inside["inside_weight"] = self._part.values[self.inside]
         return self._kernel("owned_local", self.inside, {"intra": "local", **inside})
 
-    def bits(self) -> Kernel | None:
+    def bits(self) -> Format | None:
         """A bit a pair inside communities; None for weights, duplicate edges inside, or words that would outweigh ids."""
         num_inside = int(self.inside.sum())
         words = self.sizes * -(-self.sizes // _WORD)
         if self.is_weighted or int(self._pairs.sum()) != num_inside or 2 * int(words.sum()) > max(num_inside, 1):
             return None
+        return Format("owned_bits", self._part.work(), lambda: self._bits(words))
+
+    def _bits(self, words: Tensor) -> Kernel:
         starts, adjacency = words.cumsum(0) - words, self._part.adjacency
         community, local = self._community[self.inside], self._local[self.inside].long()
         row = adjacency.rows[self.inside] - self.part_ptr[community]
@@ -106,11 +123,9 @@ class Owned:
         )
         return self._kernel("owned_bits", self.inside, {"intra": "bits", "starts": starts, "inside": bits})
 
-    def _kernel(self, name: str, held: Tensor, inside: dict[str, Tensor | str]) -> Kernel | None:
-        """Return the kernel whose edges but those that ``held`` marks are in CSR; None where it can't be built."""
+    def _kernel(self, name: str, held: Tensor, inside: dict[str, Tensor | str]) -> Kernel:
+        """Return the kernel whose edges but those that ``held`` marks are in CSR."""
         adjacency, kept = self._part.adjacency, ~held
-        if not has_kernels(adjacency.device):
-            return None
         counts = torch.bincount(adjacency.rows[kept], minlength=adjacency.num_dst)
         blocks = Blocks(
             part_ptr=self.part_ptr,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
@@ -16,9 +16,12 @@ from torch import Tensor
 
 from runner.kernels.adjacency import Adjacency
 from runner.kernels.density.autograd import SpMMFunction
+from runner.kernels.density.calibration import cost_model
+from runner.kernels.density.candidates import Candidates, cut
 from runner.kernels.density.choices import key_of, recall, remember
+from runner.kernels.density.cost import CostModel
 from runner.kernels.density.partition import Partition
-from runner.kernels.density.select import Candidates, Choice, assemble, choose
+from runner.kernels.density.select import Choice, Rule, assemble, choose
 from runner.kernels.dropout import dropout_kernel
 from runner.kernels.formats import Factory, Part, num_bytes_of
 from runner.kernels.lower import Kernel, Resolve, is_dropout
@@ -35,6 +38,8 @@ class PlanOptions(Protocol):
     def min_intra_fraction(self) -> float: ...
     @property
     def min_gain(self) -> float: ...
+    @property
+    def selector(self) -> str: ...
     @property
     def num_trials(self) -> int: ...
     @property
@@ -69,13 +74,12 @@ class Plans:
         self.options, self.library_kernels, self.parts, self.watch = options, library_kernels, parts, watch
         self.order, self.rank = parts.order, inverse(parts.order)
         self.adjacency: Adjacency = watch.measure("build", lambda: adjacency.permuted(parts.order))
-        block = parts.part_of_row
-        inside = block[self.adjacency.rows] == block[self.adjacency.indices]
-        self.num_intra = int(inside.sum())
-        edges = torch.bincount(block[self.adjacency.rows][inside], minlength=parts.part_ptr.numel() - 1)
+        whole = Part(self.adjacency, self.adjacency.values(None), parts.part_ptr)
+        self.num_intra = int(whole.inside.sum())
+        edges = torch.bincount(whole.community[self.adjacency.rows][whole.inside], minlength=parts.part_ptr.numel() - 1)
         self.densities = edges / parts.part_ptr.diff().double().square()
-        self.intra_fraction = self.num_intra / max(inside.numel(), 1)
-        self.is_split = self.intra_fraction >= options.min_intra_fraction and not bool(inside.all())
+        self.intra_fraction = self.num_intra / max(self.adjacency.num_edges, 1)
+        self.is_split = self.intra_fraction >= options.min_intra_fraction and self.num_intra < self.adjacency.num_edges
         degree = self.adjacency.in_degrees.clamp(min=1).float()
         self.inverse_degree = (1 / degree).unsqueeze(1)
         self._matrices: list[_Matrix] = []
@@ -131,43 +135,44 @@ class Plans:
         return _Matrix(len(self._matrices), weight, forward, backward, is_symmetric)
 
     def _candidates(self, adjacency: Adjacency, weight: Tensor | None) -> Candidates:
+        values = adjacency.values(weight)
+        if self.is_split:
+            return cut(adjacency, values, self.parts.part_ptr, self.library_kernels)
         is_cut = self.intra_fraction >= self.options.min_intra_fraction and self.parts.part_ptr.numel() > 2
-        whole = Part(adjacency, adjacency.values(weight), self.parts.part_ptr if is_cut else None)
-        if not self.is_split:
-            return Candidates(whole, None, None)
-        block = self.parts.part_of_row
-        inside = block[adjacency.rows] == block[adjacency.indices]
-        intra, inter = adjacency.select(inside), adjacency.select(~inside)
-        assert intra.num_edges + inter.num_edges == adjacency.num_edges
         return Candidates(
-            whole, Part(intra, intra.values(weight), self.parts.part_ptr), Part(inter, inter.values(weight))
+            Part(adjacency, values, self.parts.part_ptr if is_cut else None), None, None, self.library_kernels
         )
 
     def _choose(self, matrix: _Matrix, width: int, direction: str) -> Choice:
         if direction == "backward" and matrix.is_symmetric:
             direction = "forward"  # the transposed matrix is the same one
         if (width, direction) not in matrix.choices:
-            choice = self.watch.measure("select", lambda: self._select(matrix, width, direction))
-            matrix.choices[width, direction] = choice
+            matrix.choices[width, direction] = self._select(matrix, width, direction)
         return matrix.choices[width, direction]
 
     def _select(self, matrix: _Matrix, width: int, direction: str) -> Choice:
         candidates = matrix.forward if direction == "forward" else matrix.backward
         for earlier in self.options.replay:
             if (earlier["matrix"], earlier["num_features"], earlier["direction"]) == (matrix.number, width, direction):
-                choice = assemble(candidates, earlier["kernels"], self.library_kernels)
+                choice = self.watch.measure("build", partial(assemble, candidates, earlier["kernels"]))
                 if choice is not None:
                     return choice
-        options, extra = self.options, self.library_kernels
-        measure = partial(choose, candidates, width, options.num_trials, options.min_gain, extra)
-        if not options.keep_choices:
-            return measure()
-        key = key_of(candidates, width, (options.num_trials, options.min_gain), extra)
-        known = recall(key, candidates, extra)
+        rule = Rule(self.options.selector, self.options.num_trials, self.options.min_gain)
+        key = (
+            self.watch.measure("select", partial(key_of, candidates, width, rule)) if self.options.keep_choices else ""
+        )
+        known: Choice | None = self.watch.measure("build", partial(recall, key, candidates)) if key else None
         if known is None:
-            known = measure()
-            remember(key, known)
+            model = self._cost_model
+            known = self.watch.measure("select", partial(choose, candidates, width, rule, model))
+            if key:
+                remember(key, known)
         return known
+
+    @cached_property
+    def _cost_model(self) -> CostModel:
+        model: CostModel = self.watch.measure("calibrate", partial(cost_model, self.library_kernels))
+        return model
 
     def report(self) -> dict[str, Any]:
         """What was found and decided, for the result file."""
@@ -197,6 +202,7 @@ class Plans:
                 "kernels": list(choice.names),
                 "reason": choice.reason,
                 "tried_s": choice.tried,
+                "predicted_s": choice.predicted,
             }
             for matrix in self._matrices
             for (width, direction), choice in matrix.choices.items()

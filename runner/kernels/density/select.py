@@ -1,9 +1,8 @@
-"""Which kernel for which part, by measurement on the graph at hand.
+"""Which kernel for which product: predicted, then measured on the graph at hand.
 
-For a width and direction, every candidate is first compared with an fp64 product on sampled rows, then timed, interleaved with the others.
-There are three kinds: one kernel for the whole matrix (single); one whose communities own their rows, with a format of its own for edges
-inside (owned); one for the edges inside communities and one for the rest, added up (split). The best of each meet in a final; another than
-the single one is adopted only where it is faster by a margin.
+The cost model says for each candidate what it would take; what is predicted to be far from the fastest isn't built. The others are compared
+with an fp64 product on sampled rows, then timed, interleaved. The best of each kind (single, owned, intra + inter) meet in a final; another
+than the single one is adopted only where it is faster by a margin.
 
 Legend: N rows, E edges, F features.
 """
@@ -11,8 +10,9 @@ Legend: N rows, E edges, F features.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from statistics import median
 
 import numpy as np
@@ -20,14 +20,35 @@ import torch
 from torch import Tensor
 
 from runner.errors import VerificationError
-from runner.kernels.density.owned import Owned
-from runner.kernels.formats import Factory, Kernel, Part, SpMM, coo_torch, csr_native, csr_torch, dense_blocks
+from runner.kernels.density.candidates import KINDS, Candidates
+from runner.kernels.density.cost import CostModel
+from runner.kernels.formats import Format, Kernel, Part, SpMM
 
 _SAMPLED_ROWS = 64
-# Of a community, from which its edges are a dense tile.
-_TILE_DENSITIES = (0.5, 0.25)
+# Of a community, from which its edges are a dense tile, where the cost model doesn't tell.
+TILE_DENSITIES = (0.5, 0.25)
+_SLACK = 1.6  # over the fastest prediction, within which a kernel is measured: predictions are within 25 % for most
+_MAX_PARTS = 2  # kernels of either part that are measured
+_BRIEF_S = 0.01  # a kernel's timed runs take at least so long together: brief ones are timed more often
+_MOST_TRIALS = 101
 _TOLERANCE = 1e-5  # of the sum of absolute products in a row
 _HUB = 1e5  # entries of a row that double it: a plain fp32 sum of 3·10^5 positive products was off by 1.9e-5 (measured)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How it is chosen.
+
+    Attributes:
+        selector: ``measured``, what the model leaves is timed; ``analytic``, the model decides and nothing is timed; ``exhaustive``,
+            everything is timed, every pair of kernels for the two parts among them.
+        num_trials: timed runs of each candidate, at least.
+        min_gain: an owned or split kernel must be faster by this share than the best single one.
+    """
+
+    selector: str = "measured"
+    num_trials: int = 7
+    min_gain: float = 0.03
 
 
 @dataclass(frozen=True)
@@ -38,6 +59,7 @@ class Choice:
         run: float32 [N, F] -> [N, F].
         kernels: one for the whole matrix, or intra and inter.
         tried: median seconds by candidate.
+        predicted: seconds by candidate, as the cost model has them; what isn't in ``tried`` was left out for them.
         reason: why this one.
     """
 
@@ -45,6 +67,7 @@ class Choice:
     kernels: tuple[Kernel, ...]
     tried: dict[str, float]
     reason: str
+    predicted: dict[str, float] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -52,115 +75,176 @@ class Choice:
         return tuple(kernel.name for kernel in self.kernels)
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """The parts of one direction of one matrix, their kernels built once for all widths. Without intra and inter nothing is split."""
-
-    whole: Part
-    intra: Part | None
-    inter: Part | None
-    kernels: dict[str, list[Kernel]] = field(default_factory=dict)
-
-    def of(self, kind: str, extra: Sequence[Factory]) -> list[Kernel]:
-        """Return the kernels of a kind (single, owned, intra, inter), built at the first call."""
-        if kind not in self.kernels:
-            self.kernels[kind] = self._owned() if kind == "owned" else self._of_part(kind, extra)
-        return self.kernels[kind]
-
-    def part(self, kind: str) -> Part:
-        """Return what the kernels of a kind multiply."""
-        found = {"intra": self.intra, "inter": self.inter}.get(kind, self.whole)
-        assert found is not None
-        return found
-
-    def _of_part(self, kind: str, extra: Sequence[Factory]) -> list[Kernel]:
-        factories: list[Factory] = [csr_native, csr_torch, *extra]
-        if kind == "inter":
-            factories.insert(0, coo_torch)
-        if kind == "intra":
-            factories.insert(0, dense_blocks)
-        return [kernel for factory in factories if (kernel := factory(self.part(kind))) is not None]
-
-    def _owned(self) -> list[Kernel]:
-        if self.whole.part_ptr is None or not self.whole.adjacency.num_edges:
-            return []
-        owned = Owned(self.whole)
-        made = [owned.rest(), owned.local(), owned.bits(), *(owned.tiles(density) for density in _TILE_DENSITIES)]
-        return [kernel for kernel in made if kernel is not None]
-
-
-def choose(
-    candidates: Candidates, num_features: int, num_trials: int, min_gain: float, extra: Sequence[Factory] = ()
-) -> Choice:
-    """Measure and choose.
+def choose(candidates: Candidates, num_features: int, rule: Rule, model: CostModel | None = None) -> Choice:
+    """Choose by a rule.
 
     Args:
         candidates: the parts.
         num_features: F.
-        num_trials: timed runs of each candidate.
-        min_gain: an owned or split kernel must be faster by this share than the best single one.
-        extra: further kernels for every part, such as the framework's own.
+        rule: how.
+        model: of this machine; None (not for the rule ``analytic``): nothing is left out unmeasured.
 
     Raises:
         VerificationError: where a candidate's product is wrong.
     """
+    lists = formats_of(candidates, num_features, model, all_densities=rule.selector == "exhaustive")
+    predicted = _predictions(lists, num_features, model)
+    if rule.selector == "analytic":
+        assert model is not None
+        return _by_model(candidates, lists, num_features, rule, model, predicted)
+    if rule.selector == "measured" and predicted:
+        lists = _worth_measuring(lists, predicted)
     x = torch.randn(candidates.whole.adjacency.num_src, num_features, generator=torch.Generator().manual_seed(0))
     tried: dict[str, float] = {}
-
-    def best_of(kind: str) -> Kernel | None:
-        measured = _measure(candidates.part(kind), candidates.of(kind, extra), x, num_trials)
-        tried.update({f"{kind}: {kernel.name}": seconds for kernel, seconds in measured})
-        return min(measured, key=lambda pair: pair[1])[0] if measured else None
-
-    single, owned = best_of("single"), best_of("owned")
-    assert single is not None
-    finalists: dict[str, tuple[Kernel, ...]] = {kernel.name: (kernel,) for kernel in (single, owned) if kernel}
-    if candidates.intra is not None and candidates.inter is not None:
-        intra, inter = best_of("intra"), best_of("inter")
-        assert intra is not None
-        assert inter is not None
-        finalists[f"{intra.name} + {inter.name}"] = (intra, inter)
-    if len(finalists) == 1:
-        return Choice(
-            single.run, (single,), tried, f"{single.name}, the fastest single kernel; there are no communities"
+    ranked: dict[str, list[Kernel]] = {}
+    for kind, entries in lists.items():
+        measured = _measure(
+            candidates.part(kind), [candidates.kernel(kind, entry) for entry in entries], x, rule.num_trials
         )
-    return _final(candidates.whole, finalists, x, 2 * num_trials, min_gain, tried)
+        tried |= {f"{kind}: {kernel.name}": seconds for kernel, seconds in measured}
+        ranked[kind] = [kernel for kernel, _ in sorted(measured, key=lambda pair: pair[1])]
+    finalists = _finalists(ranked, is_exhaustive=rule.selector == "exhaustive")
+    choice = _final(candidates.whole, finalists, x, rule, tried)
+    candidates.forget_all_but([kernel for kernels in ranked.values() for kernel in kernels[:1]])
+    return Choice(choice.run, choice.kernels, choice.tried, choice.reason, predicted)
+
+
+def formats_of(
+    candidates: Candidates, num_features: int, model: CostModel | None, all_densities: bool = False
+) -> dict[str, list[Format]]:
+    """Return what is possible by kind, at least one entry each; communities become tiles from the density on that pays here."""
+    densities: Sequence[float] = TILE_DENSITIES
+    if model is not None:
+        least = model.least_tile_density(num_features, candidates.whole.is_weighted)
+        calibrated = () if least is None or least > 1 else (least,)
+        densities = sorted({*calibrated, *TILE_DENSITIES}) if all_densities else calibrated
+    found = {kind: candidates.formats(kind, densities) for kind in KINDS}
+    return {kind: entries for kind, entries in found.items() if entries}
+
+
+def _predictions(lists: dict[str, list[Format]], num_features: int, model: CostModel | None) -> dict[str, float]:
+    if model is None:
+        return {}
+    return {
+        f"{kind}: {entry.name}": seconds
+        for kind, entries in lists.items()
+        for entry in entries
+        if (seconds := model.seconds(entry.name, entry.work, num_features)) is not None
+    }
+
+
+def _worth_measuring(lists: dict[str, list[Format]], predicted: dict[str, float]) -> dict[str, list[Format]]:
+    """Leave out what is predicted to be far behind. Our single kernel and the framework's, the baselines, stay."""
+
+    def time_of(kind: str, entry: Format) -> float:
+        return predicted.get(f"{kind}: {entry.name}", 0.0)
+
+    fastest = min((time_of(kind, entry) for kind in ("single", "owned") for entry in lists.get(kind, [])), default=0.0)
+    kept: dict[str, list[Format]] = {}
+    for kind in ("single", "owned"):
+        near = [
+            entry
+            for entry in lists.get(kind, [])
+            if time_of(kind, entry) <= _SLACK * fastest or entry.name in _BASELINES
+        ]
+        if near:
+            kept[kind] = near
+    if "intra" in lists:
+        parts = {
+            kind: sorted(lists[kind], key=lambda entry, kind=kind: time_of(kind, entry))[:_MAX_PARTS]  # type: ignore[misc]
+            for kind in ("intra", "inter")
+        }
+        if sum(time_of(kind, entries[0]) for kind, entries in parts.items()) <= _SLACK * fastest:
+            kept |= parts
+    return kept
+
+
+_BASELINES = ("csr_native", "csr_dgl")
+
+
+def _finalists(ranked: dict[str, list[Kernel]], is_exhaustive: bool) -> dict[str, tuple[Kernel, ...]]:
+    """The best of each kind, the first the single one; of two parts every pair where that is asked for."""
+    found: dict[str, tuple[Kernel, ...]] = {
+        ranked[kind][0].name: (ranked[kind][0],) for kind in ("single", "owned") if kind in ranked
+    }
+    if "intra" in ranked:
+        pairs: Iterable[tuple[Kernel, ...]] = product(ranked["intra"], ranked["inter"])
+        for pair in pairs if is_exhaustive else [(ranked["intra"][0], ranked["inter"][0])]:
+            found[" + ".join(kernel.name for kernel in pair)] = pair
+    return found
 
 
 def _final(
-    whole: Part,
-    finalists: dict[str, tuple[Kernel, ...]],
-    x: Tensor,
-    num_trials: int,
-    min_gain: float,
-    tried: dict[str, float],
+    whole: Part, finalists: dict[str, tuple[Kernel, ...]], x: Tensor, rule: Rule, tried: dict[str, float]
 ) -> Choice:
-    """Time the best of each kind, the first the single one, in turns: these times are what decides."""
+    """Time the best of each kind in turns: these times are what decides."""
+    single = next(iter(finalists))
+    if len(finalists) == 1:
+        reason = f"{single}, the fastest single kernel; nothing else comes near or is possible"
+        return Choice(_run_of(finalists[single]), finalists[single], tried, reason)
     runs = [Kernel(name, _run_of(kernels), 0) for name, kernels in finalists.items()]
-    seconds = {kernel.name: time_s for kernel, time_s in _measure(whole, runs, x, num_trials)}
+    seconds = {kernel.name: time_s for kernel, time_s in _measure(whole, runs, x, 2 * rule.num_trials)}
     tried |= {f"final: {name}": time_s for name, time_s in seconds.items()}
-    single, fastest = next(iter(finalists)), min(seconds, key=lambda name: seconds[name])
+    name, reason = _decide(seconds, single, rule.min_gain)
+    return Choice(_run_of(finalists[name]), finalists[name], tried, reason)
+
+
+def _decide(seconds: dict[str, float], single: str, min_gain: float) -> tuple[str, str]:
+    """Return the name that wins against the single kernel's, and why."""
+    fastest = min(seconds, key=lambda name: seconds[name])
     gain = 1 - seconds[fastest] / seconds[single]
     if fastest != single and gain >= min_gain:
-        reason = f"{fastest}, {gain:.0%} faster than {single}"
-    else:
-        second = min((name for name in finalists if name != single), key=lambda name: seconds[name])
-        fastest, reason = single, f"{single} alone; {second} takes {seconds[second] / seconds[single]:.2f}× its time"
-    return Choice(_run_of(finalists[fastest]), finalists[fastest], tried, reason)
+        return fastest, f"{fastest}, {gain:.0%} faster than {single}"
+    second = min((name for name in seconds if name != single), key=lambda name: seconds[name], default=None)
+    if second is None:
+        return single, f"{single}: nothing else is possible"
+    return single, f"{single} alone; {second} takes {seconds[second] / seconds[single]:.2f}× its time"
 
 
-def assemble(candidates: Candidates, names: Sequence[str], extra: Sequence[Factory] = ()) -> Choice | None:
+def _by_model(
+    candidates: Candidates,
+    lists: dict[str, list[Format]],
+    num_features: int,
+    rule: Rule,
+    model: CostModel,
+    predicted: dict[str, float],
+) -> Choice:
+    """Take the fastest prediction; its product is checked, nothing is timed."""
+
+    def time_of(kind: str, entry: Format) -> float:
+        return predicted.get(f"{kind}: {entry.name}", float("inf"))
+
+    best = {kind: min(entries, key=lambda entry, kind=kind: time_of(kind, entry)) for kind, entries in lists.items()}  # type: ignore[misc]
+    options: dict[str, tuple[tuple[str, Format], ...]] = {
+        entry.name: ((kind, entry),) for kind, entry in best.items() if kind in ("single", "owned")
+    }
+    seconds = {entry.name: time_of(kind, entry) for kind, entry in best.items() if kind in ("single", "owned")}
+    if "intra" in best:
+        name = f"{best['intra'].name} + {best['inter'].name}"
+        options[name] = (("intra", best["intra"]), ("inter", best["inter"]))
+        seconds[name] = sum(time_of(*part) for part in options[name])
+        seconds[name] += model.adding(candidates.whole.adjacency.num_dst, num_features)
+    name, reason = _decide(seconds, best["single"].name, rule.min_gain)
+    kernels = tuple(candidates.kernel(kind, entry) for kind, entry in options[name])
+    x = torch.randn(candidates.whole.adjacency.num_src, num_features, generator=torch.Generator().manual_seed(0))
+    _sample(candidates.whole, x)(Kernel(name, _run_of(kernels), 0))
+    return Choice(_run_of(kernels), kernels, {}, f"{reason}, by the cost model", predicted)
+
+
+def assemble(candidates: Candidates, names: Sequence[str]) -> Choice | None:
     """Return the choice of an earlier run by its kernels' names, unmeasured; None where one of them is not to be had here."""
     if len(names) == 2 and candidates.intra is None:
         return None
     kinds = [("single", "owned")] if len(names) == 1 else [("intra",), ("inter",)]
     kernels: list[Kernel] = []
     for name, possible in zip(names, kinds, strict=True):
-        known = (kernel for kind in possible for kernel in candidates.of(kind, extra))
-        found = next((kernel for kernel in known if kernel.name == name), None)
+        _, _, density = name.partition("owned_tiles_")
+        densities = [float(density)] if density else []
+        known = ((kind, entry) for kind in possible for entry in candidates.formats(kind, densities))
+        found = next(((kind, entry) for kind, entry in known if entry.name == name), None)
         if found is None:
             return None
-        kernels.append(found)
+        kernels.append(candidates.kernel(*found))
     return Choice(_run_of(kernels), tuple(kernels), {}, f"{' + '.join(names)}, as in an earlier run")
 
 
@@ -177,7 +261,9 @@ def _measure(part: Part, kernels: list[Kernel], x: Tensor, num_trials: int) -> l
     for kernel in kernels:
         check(kernel)
     times: dict[str, list[float]] = {kernel.name: [] for kernel in kernels}
-    for _ in range(num_trials):
+    for number in range(_MOST_TRIALS):
+        if number >= num_trials and sum(map(sum, times.values())) >= _BRIEF_S * len(kernels):
+            break
         for kernel in kernels:
             start = time.perf_counter()
             kernel.run(x)

@@ -40,6 +40,7 @@ class DensityAdaptive:
     block_size: int = 64
     min_intra_fraction: float = 0.1
     min_gain: float = 0.03
+    selector: str = "measured"
     num_trials: int = 7
     keep_choices: bool = True
     replay: Sequence[dict[str, Any]] = ()
@@ -160,5 +161,10 @@ class PreparedDensity:
             lines += [
                 f"    {name:32} {format_seconds(seconds)}"
                 for name, seconds in sorted(choice["tried_s"].items(), key=lambda pair: pair[1])
+            ]
+            left_out = {name: s for name, s in choice["predicted_s"].items() if name not in choice["tried_s"]}
+            lines += [
+                f"    {name:32} {format_seconds(seconds)} predicted, not timed"
+                for name, seconds in sorted(left_out.items(), key=lambda pair: pair[1])
             ]
         return "\n".join(lines)

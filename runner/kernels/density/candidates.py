@@ -1,0 +1,105 @@
+"""What may compute a product: the matrix whole and cut into parts, and for each every format that is possible.
+
+There are three kinds: one kernel for the whole matrix (single); one whose communities own their rows, with a format of its own for edges
+inside (owned); one for the edges inside communities (intra) and one for the rest (inter), added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import Tensor
+
+from runner.kernels.adjacency import Adjacency
+from runner.kernels.density.owned import Owned
+from runner.kernels.formats import (
+    Factory,
+    Format,
+    Kernel,
+    Part,
+    coo_torch,
+    csr_binned,
+    csr_native,
+    csr_torch,
+    dense_blocks,
+)
+
+KINDS = ("single", "owned", "intra", "inter")
+_FACTORIES: dict[str, tuple[Factory, ...]] = {
+    "single": (csr_native, csr_binned, csr_torch),
+    "intra": (csr_native, dense_blocks, csr_torch),
+    "inter": (csr_native, csr_binned, coo_torch, csr_torch),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """One direction of one matrix. Without intra and inter nothing is split.
+
+    Attributes:
+        whole: the matrix.
+        intra, inter: its entries inside communities and the others; together the whole.
+        extra: further kernels for every part, such as the framework's own.
+    """
+
+    whole: Part
+    intra: Part | None
+    inter: Part | None
+    extra: Sequence[Factory] = ()
+    _built: dict[tuple[str, str], Kernel] = field(default_factory=dict)
+
+    def part(self, kind: str) -> Part:
+        """Return what the kernels of a kind multiply."""
+        found = {"intra": self.intra, "inter": self.inter}.get(kind, self.whole)
+        assert found is not None
+        return found
+
+    def formats(self, kind: str, tile_densities: Sequence[float]) -> list[Format]:
+        """Return what is possible; none for a kind that the matrix isn't cut for.
+
+        Args:
+            kind: single, owned, intra or inter.
+            tile_densities: of communities, from which their edges may be dense tiles.
+        """
+        if kind == "owned":
+            return [] if self._owned is None else self._owned.formats(tile_densities)
+        if kind != "single" and self.intra is None:
+            return []
+        found = (factory(self.part(kind)) for factory in (*_FACTORIES[kind], *self.extra))
+        return [entry for entry in found if entry is not None]
+
+    def kernel(self, kind: str, entry: Format) -> Kernel:
+        """Return a format's kernel, built at the first call and kept."""
+        key = (kind, entry.name)
+        if key not in self._built:
+            self._built[key] = entry.build()
+        return self._built[key]
+
+    def forget_all_but(self, kernels: Sequence[Kernel]) -> None:
+        """Free what was built and isn't among these."""
+        kept = {id(kernel) for kernel in kernels}
+        for key in [key for key, kernel in self._built.items() if id(kernel) not in kept]:
+            del self._built[key]
+
+    @cached_property
+    def _owned(self) -> Owned | None:
+        return Owned(self.whole) if self.whole.part_ptr is not None and self.whole.adjacency.num_edges else None
+
+
+def cut(graph: Adjacency, values: Tensor, part_ptr: Tensor, extra: Sequence[Factory] = ()) -> Candidates:
+    """Cut a matrix at the boundaries of communities.
+
+    Args:
+        graph: renumbered.
+        values: float32 [E], in the order of the entries.
+        part_ptr: int64 [P + 1].
+        extra: further kernels.
+    """
+    whole = Part(graph, values, part_ptr)
+    inside = whole.inside
+    intra, inter = graph.select(inside), graph.select(~inside)
+    if intra.num_edges + inter.num_edges != graph.num_edges:
+        raise AssertionError(f"{intra.num_edges} edges inside and {inter.num_edges} outside are not {graph.num_edges}")
+    return Candidates(whole, Part(intra, values[inside], part_ptr), Part(inter, values[~inside]), extra)
