@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from runner.schema import (
     Config,
     ModelConfig,
     option_names,
+    parse_model,
     parse_sized,
     used_strategies,
     walk,
@@ -53,7 +55,15 @@ def validate(config: Config) -> None:
     for name, item, value in walk(config):
         for entry in value if isinstance(value, list) else [value]:
             _check_value(name, item.metadata, entry)
-    for check in (_check_names, _check_dataset, _check_model, _check_train, _check_strategies, _check_kernels):
+    for check in (
+        _check_names,
+        _check_dataset,
+        _check_model,
+        _check_train,
+        _check_strategies,
+        _check_kernels,
+        _check_table,
+    ):
         check(config)
 
 
@@ -233,6 +243,25 @@ def _check_kernels(config: Config) -> None:
             )
 
 
+def _check_table(config: Config) -> None:
+    if config.task.name != "adaptgear_table":
+        if config.task.resume is not None:
+            raise ConfigError(f"task.resume is for task=adaptgear_table, this is task={config.task.name}")
+        return
+    if not config.task.models:
+        raise ConfigError("task.models is empty: name at least one, such as gcn:2x16")
+    for model in config.task.models:
+        parse_model(model)
+    for name, dataset in config.task.datasets.items():
+        if dataset.task != "node":
+            raise ConfigError(
+                f"task.datasets.{name} is a set of graphs; the table compares strategies on one whole graph"
+            )
+        _check_dataset(dataclasses.replace(config, dataset=dataset))
+        for option, item, value in walk(dataset, f"task.datasets.{name}."):
+            _check_value(option, item.metadata, value)
+
+
 def _check_one_graph(config: Config, strategy: str) -> None:
     reason = None
     if config.train.sampling != "full":
@@ -297,7 +326,7 @@ def _readers(config: Config) -> Iterator[tuple[list[str], bool, str]]:
     yield of("dataset", "seed"), is_planted or dataset.features.startswith("random"), "features that the dataset has"
     yield (
         of("dataset", "root"),
-        not (is_planted or is_file) or task == "kernels",
+        not (is_planted or is_file) or task in ("kernels", "adaptgear_table"),
         "a dataset that is generated, or named by dataset.path",
     )
     yield (
@@ -307,7 +336,7 @@ def _readers(config: Config) -> Iterator[tuple[list[str], bool, str]]:
     )
     yield of("dataset", "ids"), not is_planted or task == "kernels", "a generated dataset"
     yield of("dataset", "split_index"), dataset.split != "random" and not is_planted, "a random split"
-    yield of("kernel", "partition", "block_size", "min_intra_fraction", "min_gain", "num_trials"), (
+    yield of("kernel", "partition", "block_size", "min_intra_fraction", "min_gain", "num_trials", "selector", "keep_choices"), (
         "density_adaptive" in used_strategies(config)
     ), "kernel=baseline"  # fmt: skip
     yield of("kernel", "fallback"), used_strategies(config) != ["baseline"], "kernel=baseline"
@@ -317,12 +346,11 @@ def _readers(config: Config) -> Iterator[tuple[list[str], bool, str]]:
     yield of("train", "fanouts"), train.sampling == "neighbor", "train.sampling=full"
     yield of("train", "batch_size"), train.sampling == "neighbor" or dataset.task == "graph", "full-graph training"
     yield of("train", "checkpoint_every"), task == "train", f"task={task}"
-    yield of("task", "compare", "num_warmup", "num_steps"), task == "benchmark", f"task={task}"
-    yield (
-        of("task", "ops", "graphs", "num_features", "dtypes", "num_rounds", "case_seconds"),
-        task == "kernels",
-        f"task={task}",
-    )
+    yield of("task", "compare"), task == "benchmark", f"task={task}"
+    yield of("task", "num_warmup", "num_steps"), task in ("benchmark", "adaptgear_table"), f"task={task}"
+    yield of("task", "graphs", "case_seconds"), task in ("kernels", "adaptgear_table"), f"task={task}"
+    yield of("task", "ops", "num_features", "dtypes", "num_rounds"), task == "kernels", f"task={task}"
+    yield of("task", "datasets", "models", "peers", "step_seconds"), task == "adaptgear_table", f"task={task}"
     for group in ("dataset", "model", "kernel", "train"):
         read = ("dataset.name", "dataset.root", "dataset.ids") if group == "dataset" else ()
         names = [name for name in option_names(group) if name not in read]

@@ -17,7 +17,7 @@ from runner.kernels.cpu.library import core_cache_bytes
 from runner.kernels.formats import Work
 
 Floats = npt.NDArray[np.float64]
-WIDTHS = (4, 16, 64, 128)  # that are calibrated; another takes the rates of the nearest
+WIDTHS = (8, 16, 32, 64, 128)  # that are calibrated; another takes the rates of the nearest
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Legend: N nodes, E edges, F features.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -25,7 +25,7 @@ from runner.kernels.density.select import Choice, Rule, assemble, choose
 from runner.kernels.dropout import dropout_kernel
 from runner.kernels.formats import Factory, Part, num_bytes_of
 from runner.kernels.lower import Kernel, Resolve, is_dropout
-from runner.kernels.opgraph import Aggregate, Call, Op, OpGraph
+from runner.kernels.opgraph import Aggregate, Call, Op, OpGraph, Ref
 from runner.kernels.strategy import Stopwatch, inverse
 
 _NUM_BINS = 10  # of communities by density, from 0 to 1
@@ -48,8 +48,8 @@ class PlanOptions(Protocol):
     def replay(self) -> Sequence[dict[str, Any]]: ...
 
 
-@dataclass
-class _Matrix:
+@dataclass(eq=False)
+class Matrix:
     """One weighting of the renumbered graph: its candidates and choices in both directions."""
 
     number: int
@@ -82,7 +82,7 @@ class Plans:
         self.is_split = self.intra_fraction >= options.min_intra_fraction and self.num_intra < self.adjacency.num_edges
         degree = self.adjacency.in_degrees.clamp(min=1).float()
         self.inverse_degree = (1 / degree).unsqueeze(1)
-        self._matrices: list[_Matrix] = []
+        self._matrices: list[Matrix] = []
 
     def constants(self, graph: OpGraph) -> dict[int, Tensor]:
         """The graph's constants, those with a row a node renumbered."""
@@ -101,13 +101,30 @@ class Plans:
                 return dropout_kernel(op, self.rank)
         return None
 
-    def _lower_spmm(self, graph: OpGraph, op: Aggregate) -> Kernel:
+    def products(self, graph: OpGraph) -> Iterator[tuple[Matrix, int, tuple[str, ...]]]:
+        """Yield (matrix, width, directions) of each sum of an op graph, as a training step has them."""
+        for op in graph.ops:
+            if isinstance(op, Aggregate):
+                matrix, width, source = self._product(graph, op)
+                yield matrix, width, ("forward", "backward") if source.index in graph.trainable else ("forward",)
+
+    def chosen(self, matrix: Matrix, width: int, direction: str) -> Choice:
+        """Return what a product runs on; chosen at the first call."""
+        if direction == "backward" and matrix.is_symmetric:
+            direction = "forward"  # the transposed matrix is the same one
+        if (width, direction) not in matrix.choices:
+            matrix.choices[width, direction] = self._select(matrix, width, direction)
+        return matrix.choices[width, direction]
+
+    def _product(self, graph: OpGraph, op: Aggregate) -> tuple[Matrix, int, Ref]:
         source = next(operand.ref for operand in op.operands if operand.target == "u")
         weight = next((graph.constants[operand.ref.index] for operand in op.operands if operand.target == "e"), None)
-        width = math.prod(graph.values[source.index].shape[1:])
-        matrix = self._matrix(weight)
-        forward = self._choose(matrix, width, "forward")
-        backward = self._choose(matrix, width, "backward") if source.index in graph.trainable else None
+        return self._matrix(weight), math.prod(graph.values[source.index].shape[1:]), source
+
+    def _lower_spmm(self, graph: OpGraph, op: Aggregate) -> Kernel:
+        matrix, width, source = self._product(graph, op)
+        forward = self.chosen(matrix, width, "forward")
+        backward = self.chosen(matrix, width, "backward") if source.index in graph.trainable else None
         scale = self.inverse_degree if op.reduce == "mean" else None
 
         def run(resolve: Resolve) -> Tensor:
@@ -119,7 +136,7 @@ class Plans:
 
         return run
 
-    def _matrix(self, weight: Tensor | None) -> _Matrix:
+    def _matrix(self, weight: Tensor | None) -> Matrix:
         if weight is not None and bool((weight == 1).all()):
             weight = None  # ones, as APPNP's undropped edges: the same matrix as an unweighted sum
         known = next((matrix for matrix in self._matrices if _same(matrix.weight, weight)), None)
@@ -128,11 +145,11 @@ class Plans:
             self._matrices.append(known)
         return known
 
-    def _build(self, weight: Tensor | None) -> _Matrix:
+    def _build(self, weight: Tensor | None) -> Matrix:
         is_symmetric = self.adjacency.is_symmetric(weight)
         forward = self._candidates(self.adjacency, weight)
         backward = forward if is_symmetric else self._candidates(self.adjacency.transposed, weight)
-        return _Matrix(len(self._matrices), weight, forward, backward, is_symmetric)
+        return Matrix(len(self._matrices), weight, forward, backward, is_symmetric)
 
     def _candidates(self, adjacency: Adjacency, weight: Tensor | None) -> Candidates:
         values = adjacency.values(weight)
@@ -143,14 +160,7 @@ class Plans:
             Part(adjacency, values, self.parts.part_ptr if is_cut else None), None, None, self.library_kernels
         )
 
-    def _choose(self, matrix: _Matrix, width: int, direction: str) -> Choice:
-        if direction == "backward" and matrix.is_symmetric:
-            direction = "forward"  # the transposed matrix is the same one
-        if (width, direction) not in matrix.choices:
-            matrix.choices[width, direction] = self._select(matrix, width, direction)
-        return matrix.choices[width, direction]
-
-    def _select(self, matrix: _Matrix, width: int, direction: str) -> Choice:
+    def _select(self, matrix: Matrix, width: int, direction: str) -> Choice:
         candidates = matrix.forward if direction == "forward" else matrix.backward
         for earlier in self.options.replay:
             if (earlier["matrix"], earlier["num_features"], earlier["direction"]) == (matrix.number, width, direction):
@@ -163,16 +173,24 @@ class Plans:
         )
         known: Choice | None = self.watch.measure("build", partial(recall, key, candidates)) if key else None
         if known is None:
-            model = self._cost_model
+            model = self.cost_model
             known = self.watch.measure("select", partial(choose, candidates, width, rule, model))
             if key:
                 remember(key, known)
         return known
 
     @cached_property
-    def _cost_model(self) -> CostModel:
+    def cost_model(self) -> CostModel:
+        """The model of this machine; measured where it isn't kept."""
         model: CostModel = self.watch.measure("calibrate", partial(cost_model, self.library_kernels))
         return model
+
+    def forget_unchosen(self) -> None:
+        """Free every kernel that was built and not chosen."""
+        for matrix in self._matrices:
+            chosen = [kernel for choice in matrix.choices.values() for kernel in choice.kernels]
+            for candidates in (matrix.forward, matrix.backward):
+                candidates.forget_all_but(chosen)
 
     def report(self) -> dict[str, Any]:
         """What was found and decided, for the result file."""

@@ -181,12 +181,12 @@ def _final(
     single = next(iter(finalists))
     if len(finalists) == 1:
         reason = f"{single}, the fastest single kernel; nothing else comes near or is possible"
-        return Choice(_run_of(finalists[single]), finalists[single], tried, reason)
-    runs = [Kernel(name, _run_of(kernels), 0) for name, kernels in finalists.items()]
+        return Choice(run_of(finalists[single]), finalists[single], tried, reason)
+    runs = [Kernel(name, run_of(kernels), 0) for name, kernels in finalists.items()]
     seconds = {kernel.name: time_s for kernel, time_s in _measure(whole, runs, x, 2 * rule.num_trials)}
     tried |= {f"final: {name}": time_s for name, time_s in seconds.items()}
     name, reason = _decide(seconds, single, rule.min_gain)
-    return Choice(_run_of(finalists[name]), finalists[name], tried, reason)
+    return Choice(run_of(finalists[name]), finalists[name], tried, reason)
 
 
 def _decide(seconds: dict[str, float], single: str, min_gain: float) -> tuple[str, str]:
@@ -227,8 +227,8 @@ def _by_model(
     name, reason = _decide(seconds, best["single"].name, rule.min_gain)
     kernels = tuple(candidates.kernel(kind, entry) for kind, entry in options[name])
     x = torch.randn(candidates.whole.adjacency.num_src, num_features, generator=torch.Generator().manual_seed(0))
-    _sample(candidates.whole, x)(Kernel(name, _run_of(kernels), 0))
-    return Choice(_run_of(kernels), kernels, {}, f"{reason}, by the cost model", predicted)
+    _sample(candidates.whole, x)(Kernel(name, run_of(kernels), 0))
+    return Choice(run_of(kernels), kernels, {}, f"{reason}, by the cost model", predicted)
 
 
 def assemble(candidates: Candidates, names: Sequence[str]) -> Choice | None:
@@ -245,10 +245,11 @@ def assemble(candidates: Candidates, names: Sequence[str]) -> Choice | None:
         if found is None:
             return None
         kernels.append(candidates.kernel(*found))
-    return Choice(_run_of(kernels), tuple(kernels), {}, f"{' + '.join(names)}, as in an earlier run")
+    return Choice(run_of(kernels), tuple(kernels), {}, f"{' + '.join(names)}, as in an earlier run")
 
 
-def _run_of(kernels: Sequence[Kernel]) -> SpMM:
+def run_of(kernels: Sequence[Kernel]) -> SpMM:
+    """Return the product of one kernel, or the sum of the two parts'."""
     if len(kernels) == 1:
         return kernels[0].run
     intra, inter = kernels

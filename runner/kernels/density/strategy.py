@@ -53,6 +53,10 @@ class DensityAdaptive:
         Raises:
             UserError: where the model has no sum or mean with fixed scalar weights, or has message passing of another kind.
         """
+        return self.plan(program)[0]
+
+    def plan(self, program: Program) -> tuple[PreparedDensity, Plans, OpGraph]:
+        """As :meth:`prepare`; returns what was prepared, the plans with every kernel that was built, and the op graph of training."""
         watch = Stopwatch()
         adjacency: Adjacency = watch.measure("build", program.adjacency)
         graphs = {training: watch.measure("capture", partial(program.capture, training)) for training in (True, False)}
@@ -65,7 +69,7 @@ class DensityAdaptive:
         lowered = {
             training: Executable(graph, plans.lower, plans.constants(graph)) for training, graph in graphs.items()
         }
-        return PreparedDensity(graphs, lowered, plans, watch.seconds)
+        return PreparedDensity(graphs, lowered, plans, watch.seconds), plans, graphs[True]
 
 
 def spmm_reason(graph: OpGraph, op: Op) -> str | None:

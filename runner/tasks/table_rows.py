@@ -1,0 +1,252 @@
+"""One row of the table of task ``adaptgear_table``: a model on a graph, its products one by one, and its whole training step.
+
+Legend: N nodes, E edges, F features.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runner.errors import VerificationError
+from runner.gnn.data.graph_data import GraphData
+from runner.gnn.library_kernels import csr_dgl
+from runner.gnn.models import StackedNet
+from runner.gnn.pyg_peers import PygNet, reason_against
+from runner.gnn.train import make_optimizer, train_step
+from runner.kernels.density import ablation
+from runner.kernels.density.ablation import Use
+from runner.kernels.density.plans import Plans
+from runner.kernels.density.strategy import DensityAdaptive
+from runner.kernels.formats import SpMM
+from runner.kernels.native import Native
+from runner.kernels.strategy import Baseline
+from runner.kernels.verify import evaluation, relative_difference
+from runner.results import spread
+from runner.schema import Config
+from runner.tasks.full_graph import FullGraphExperiment, make_strategy
+from runner.tasks.measure import in_turns, peak_memory
+
+CPU = torch.device("cpu")
+_MAX_ROUNDS = 201  # of products, where they are brief
+_NUM_FINALISTS = 4  # of the oracle, timed anew: the least of many noisy times is too low
+_PEER_TOLERANCE = 1e-4
+_PEERS = {"pyg": True, "pyg_compiled": False}  # whether it is given a sparse matrix
+
+
+def measure_row(config: Config, data: GraphData, say: Callable[[str], None]) -> dict[str, Any]:
+    """Measure a model on a graph under every strategy and peer.
+
+    Args:
+        config: with the row's dataset and model.
+        data: the graph.
+        say: told what is left out, and why.
+    """
+    experiment = FullGraphExperiment(config, data, CPU)
+    strategy = make_strategy("density_adaptive", config.kernel)
+    assert isinstance(strategy, DensityAdaptive)
+    prepared, plans, graph = strategy.plan(experiment.program)
+    agreement = experiment.verify(prepared)
+    uses = ablation.uses_of(plans, graph)
+    products = [_measure_use(experiment, plans, use, config.task.case_seconds) for use in uses]
+    plans.forget_unchosen()
+    gc.collect()
+    native = Native().prepare(experiment.program)
+    experiment.verify(native)
+    forwards: dict[str, Callable[[Tensor], Tensor]] = {
+        "baseline": partial(Baseline().prepare(experiment.program), training=True),
+        "native": partial(native, training=True),
+        "density_adaptive": partial(prepared, training=True),
+    }
+    steps = _measure_steps(experiment, forwards, prepared.place, _peers(experiment, config, say))
+    degree = experiment.adjacency.in_degrees.double()
+    report = prepared.report
+    return {
+        "num_nodes": data.num_nodes,
+        "num_edges": data.num_edges,
+        "mean_degree": float(degree.mean()),
+        "degree_variation": float(degree.std() / degree.mean()),
+        "num_features": data.num_features,
+        "device": "cpu",
+        "precision": "float32",
+        "intra_fraction": report["intra_fraction"],
+        "intra_density": report["intra_density"],
+        "kernels": [
+            f"{choice['num_features']} {choice['direction']}: {' + '.join(choice['kernels'])}"
+            for choice in report["choices"]
+        ],
+        "partition_s": report["partition_s"],
+        "preprocess_by_phase_s": prepared.preprocess_s,
+        "max_output_diff": agreement.max_output_diff,
+        "max_loss_diff": agreement.max_loss_diff,
+        "max_grad_diff": agreement.max_grad_diff,
+        "products": products,
+        **_aggregation(products),
+        **_steps(steps, report["partition_s"], prepared.preprocess_s),
+        "resident_bytes": prepared.resident_bytes,
+    }
+
+
+def _measure_use(experiment: FullGraphExperiment, plans: Plans, use: Use, budget_s: float) -> dict[str, Any]:
+    """Time every variant and every kernel of a product in turns, then the fastest and those that are compared once more."""
+    x = torch.randn(experiment.adjacency.num_src, use.num_features, generator=torch.Generator().manual_seed(1))
+    steps = ablation.variants(plans, use, experiment.adjacency, csr_dgl)
+
+    def seconds_of(runs: dict[str, SpMM], budget: float = budget_s / 2) -> dict[str, float]:
+        works = {name: partial(run, x) for name, run in runs.items()}
+        for work in works.values():
+            work()
+        return {name: median(times) for name, times in in_turns(works, _MAX_ROUNDS, CPU, budget).items()}
+
+    candidates = ablation.all_candidates(plans, use, seconds_of)
+    single_names = set(ablation.singles(plans, use))
+    first = seconds_of(steps | {f"oracle: {name}": run for name, run in candidates.items()})
+    ranked = sorted(candidates, key=lambda name: first[f"oracle: {name}"])
+    best_single = min(single_names, key=lambda name: first[f"oracle: {name}"])
+    finalists = list(dict.fromkeys([*ranked[:_NUM_FINALISTS], best_single]))
+    again = seconds_of(
+        {name: steps[name] for name in ("framework", "adaptive")}
+        | {f"oracle: {name}": candidates[name] for name in finalists},
+        budget_s,
+    )
+    oracle = min(finalists, key=lambda name: again[f"oracle: {name}"])
+    # the chosen kernel is one of the candidates: whichever of its two timings was luckier says nothing
+    oracle_s = min(again[f"oracle: {oracle}"], again["adaptive"])
+    return {
+        "num_features": use.num_features,
+        "direction": use.direction,
+        "count": use.count,
+        "weighted": use.matrix.weight is not None,
+        "chosen": " + ".join(plans.chosen(use.matrix, use.num_features, use.direction).names),
+        "oracle": oracle,
+        "best_single": best_single,
+        "seconds": {name: again.get(name, first[name]) for name in steps}
+        | {"oracle": oracle_s, "best_single": again[f"oracle: {best_single}"]},
+        "candidates_s": {name: first[f"oracle: {name}"] for name in candidates},
+    }
+
+
+def _aggregation(products: list[dict[str, Any]]) -> dict[str, Any]:
+    """Add up the products of a step. A variant that can't be built for one of them counts as the step of the method before it."""
+    order = ("framework", *ablation.STEPS)
+    totals: dict[str, float] = dict.fromkeys((*order, "oracle", "best_single"), 0.0)
+    for entry in products:
+        seconds = entry["seconds"]
+        for name in totals:
+            known = (
+                [before for before in order[: order.index(name) + 1] if before in seconds] if name in order else [name]
+            )
+            totals[name] += entry["count"] * seconds[known[-1]]
+    return {
+        "aggregation_ms": {name: total * 1e3 for name, total in totals.items()},
+        "aggregation_speedup_vs_dgl": totals["framework"] / totals["adaptive"],
+        "aggregation_speedups": {name: totals["framework"] / totals[name] for name in (*ablation.STEPS, "oracle")},
+        "speedup_vs_best_single": totals["best_single"] / totals["adaptive"],
+        "ratio_to_oracle": totals["oracle"] / totals["adaptive"],
+    }
+
+
+def _peers(
+    experiment: FullGraphExperiment, config: Config, say: Callable[[str], None]
+) -> dict[str, tuple[nn.Module, Callable[[Tensor], Tensor]]]:
+    """Return PyG's modules, held to DGL's output, and how each is called."""
+    found: dict[str, tuple[nn.Module, Callable[[Tensor], Tensor]]] = {}
+    width = max(experiment.data.num_features, config.model.hidden)
+    for name in config.task.peers:
+        is_sparse = _PEERS[name]
+        reason = reason_against(config.model.name, experiment.adjacency, width, is_sparse)
+        if reason is not None:
+            say(f"{config.dataset.name}, {config.model.name}: {name} is left out: {reason}")
+            continue
+        assert isinstance(experiment.module, StackedNet)
+        module = PygNet(experiment.module, experiment.adjacency, is_sparse)
+        call: Callable[[Tensor], Tensor] = torch.compile(module, dynamic=False) if name == "pyg_compiled" else module
+        expected = evaluation(experiment.module, partial(experiment.module, experiment.graph, experiment.features))
+        difference = relative_difference(expected, evaluation(module, partial(module, experiment.features)))
+        if difference > _PEER_TOLERANCE:
+            raise VerificationError(
+                f"{name} differs from DGL on {config.dataset.name}, {config.model.name} by {difference:.1e}"
+            )
+        found[name] = (module, call)
+    return found
+
+
+def _measure_steps(
+    experiment: FullGraphExperiment,
+    forwards: dict[str, Callable[[Tensor], Tensor]],
+    place: Callable[[Tensor], Tensor],
+    peers: dict[str, tuple[nn.Module, Callable[[Tensor], Tensor]]],
+) -> dict[str, dict[str, Any]]:
+    """Time training steps (forward, backward, update) in turns; returns the spread in ms and the peak memory of each."""
+    task, train = experiment.config.task, experiment.config.train
+    experiment.reset(train.seed)
+    experiment.module.train()
+    own = make_optimizer(experiment.module, train)
+    works: dict[str, Callable[[], Any]] = {}
+    for name, forward in forwards.items():
+        moved = place if name == "density_adaptive" else lambda rows: rows
+        works[name] = _step(forward, experiment, moved, own)
+    for name, (module, call) in peers.items():
+        works[name] = _step(call, experiment, lambda rows: rows, make_optimizer(module.train(), train))
+    peaks = {}
+    for name, work in works.items():
+        _warm_up(work, task.num_warmup, task.step_seconds)
+        peaks[name] = peak_memory(work, CPU)
+    gc.collect()
+    times = in_turns(works, task.num_steps, CPU, task.step_seconds)
+    return {
+        name: {key: value * 1e3 if key != "n" else value for key, value in spread(samples).items()}
+        | {"peak_memory_bytes": peaks[name]}
+        for name, samples in times.items()
+    }
+
+
+def _warm_up(work: Callable[[], Any], num_times: int, budget_s: float) -> None:
+    """Run ``work`` so often, but no longer than a quarter of the budget, once at least."""
+    began = time.perf_counter()
+    for _ in range(max(1, num_times)):
+        work()
+        if time.perf_counter() - began > budget_s / 4:
+            break
+
+
+def _step(
+    forward: Callable[[Tensor], Tensor],
+    experiment: FullGraphExperiment,
+    place: Callable[[Tensor], Tensor],
+    optimizer: torch.optim.Optimizer,
+) -> Callable[[], Any]:
+    features, labels = place(experiment.features), place(experiment.labels)
+    is_trained = torch.zeros(experiment.data.num_nodes, dtype=torch.bool)
+    is_trained[experiment.data.split.train] = True
+    rows = place(is_trained).nonzero().flatten()
+    wanted = labels[rows]
+
+    def step() -> None:
+        train_step((forward(features)[rows], wanted), optimizer)
+
+    return step
+
+
+def _steps(steps: dict[str, dict[str, Any]], partition_s: float, preprocess_s: dict[str, float]) -> dict[str, Any]:
+    """The whole step's columns. Preparation counts the partition's own seconds, also where an earlier run found it."""
+    base, ours = steps["baseline"]["median"], steps["density_adaptive"]["median"]
+    paid_s = sum(seconds for phase, seconds in preprocess_s.items() if phase != "partition") + max(
+        partition_s, preprocess_s.get("partition", 0.0)
+    )
+    saved_s = (base - ours) / 1e3
+    return {
+        "step_ms": {name: {key: entry[key] for key in ("median", "q1", "q3", "n")} for name, entry in steps.items()},
+        "step_speedup_vs_dgl": base / ours,
+        "step_speedups": {name: base / entry["median"] for name, entry in steps.items()},
+        "peak_memory_bytes": {name: entry["peak_memory_bytes"] for name, entry in steps.items()},
+        "preprocess_s": paid_s,
+        "break_even_epochs": paid_s / saved_s if saved_s > 0 else None,
+    }
