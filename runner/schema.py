@@ -13,7 +13,7 @@ from typing import Any
 
 from runner.errors import ConfigError, suggestion
 
-STRATEGIES = ("baseline", "native", "density_adaptive")
+STRATEGIES = ("baseline", "native", "density_adaptive", "auto")
 MODELS = ("gcn", "sage", "gin", "gat", "gatv2", "sgc", "appnp", "custom")
 KERNEL_HEADS = 8  # of the ops with heads in task=kernels
 KERNEL_OPS = (
@@ -169,6 +169,9 @@ class KernelConfig:
         choices=("measured", "analytic", "exhaustive"),
     )
     num_trials: int = option(7, "density_adaptive: timed runs of each candidate kernel", low=1, high=1000)
+    picture: bool = option(
+        True, "density_adaptive: draw the adjacency before and after, coloured by kernel, into the run folder"
+    )
     keep_choices: bool = option(
         True, "density_adaptive: take the kernels that an earlier run measured for the same matrix, width and machine"
     )

@@ -27,6 +27,10 @@ class Sink(Protocol):
         """Take a table."""
         ...
 
+    def image(self, name: str, path: Path) -> None:
+        """Take a picture that lies in the run folder."""
+        ...
+
     def summary(self, entries: dict[str, Any]) -> None:
         """Take the headline numbers."""
         ...
@@ -37,7 +41,7 @@ class Sink(Protocol):
 
 
 class FileSink:
-    """The run folder. Tables and summaries are in ``result.json`` already, so only curves are written here."""
+    """The run folder. Tables, summaries and pictures are there already, so only curves are written here."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -46,6 +50,9 @@ class FileSink:
         self._folder.metrics(entry)
 
     def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
+        pass
+
+    def image(self, name: str, path: Path) -> None:
         pass
 
     def summary(self, entries: dict[str, Any]) -> None:
@@ -140,6 +147,9 @@ class WandbSink:
         wandb = _import_wandb()
         self._run.log({name: wandb.Table(columns=list(columns), data=plain(rows))})
 
+    def image(self, name: str, path: Path) -> None:
+        self._run.log({name: _import_wandb().Image(str(path))})
+
     def summary(self, entries: dict[str, Any]) -> None:
         self._run.summary.update(plain(entries))
 
@@ -163,6 +173,9 @@ class Sinks:
 
     def table(self, name: str, columns: list[str], rows: list[list[Any]]) -> None:
         self._each(lambda sink: sink.table(name, columns, rows))
+
+    def image(self, name: str, path: Path) -> None:
+        self._each(lambda sink: sink.image(name, path))
 
     def summary(self, entries: dict[str, Any]) -> None:
         self._each(lambda sink: sink.summary(entries))

@@ -224,9 +224,6 @@ def _check_strategies(config: Config) -> None:
         raise ConfigError(
             "task=benchmark times full-graph steps: it can't work with train.sampling=neighbor; use task=train"
         )
-    for name in used:
-        if name != "baseline" and not config.kernel.fallback:
-            _check_one_graph(config, name)
     if "density_adaptive" in used and not config.kernel.fallback:
         _check_density_adaptive(config)
 
@@ -260,19 +257,6 @@ def _check_table(config: Config) -> None:
         _check_dataset(dataclasses.replace(config, dataset=dataset))
         for option, item, value in walk(dataset, f"task.datasets.{name}."):
             _check_value(option, item.metadata, value)
-
-
-def _check_one_graph(config: Config, strategy: str) -> None:
-    reason = None
-    if config.train.sampling != "full":
-        reason = "train.sampling=neighbor draws another graph at each step"
-    elif config.dataset.task == "graph":
-        reason = "dataset.task=graph batches other graphs at each step"
-    if reason:
-        raise ConfigError(
-            f"kernel={strategy} can't work here: {reason}, and its plan is made once for a graph; use kernel=baseline, or "
-            "kernel.fallback=true"
-        )
 
 
 def _check_density_adaptive(config: Config) -> None:
@@ -336,9 +320,9 @@ def _readers(config: Config) -> Iterator[tuple[list[str], bool, str]]:
     )
     yield of("dataset", "ids"), not is_planted or task == "kernels", "a generated dataset"
     yield of("dataset", "split_index"), dataset.split != "random" and not is_planted, "a random split"
-    yield of("kernel", "partition", "block_size", "min_intra_fraction", "min_gain", "num_trials", "selector", "keep_choices"), (
-        "density_adaptive" in used_strategies(config)
-    ), "kernel=baseline"  # fmt: skip
+    yield of("kernel", "partition", "block_size", "min_intra_fraction", "min_gain", "num_trials", "selector", "keep_choices", "picture"), (
+        bool({"density_adaptive", "auto"} & set(used_strategies(config)))
+    ), f"kernel={config.kernel.name}"  # fmt: skip
     yield of("kernel", "fallback"), used_strategies(config) != ["baseline"], "kernel=baseline"
     yield of("kernel", "name"), task != "benchmark", "task=benchmark, which runs the strategies of task.compare"
     yield of("train", "momentum"), train.optimizer == "sgd", f"train.optimizer={train.optimizer}"

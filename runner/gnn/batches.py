@@ -59,19 +59,25 @@ class FullGraph:
 
 
 class SampledNodes:
-    """Batches of seed nodes with their neighbour-sampled blocks (DGL's NeighborSampler); evaluation is on the full graph, exact."""
+    """Batches of seed nodes with their neighbour-sampled blocks (DGL's NeighborSampler); evaluation is on the full graph, exact.
 
-    def __init__(self, module: nn.Module, graph: Any, data: GraphData, fanouts: list[int], batch_size: int) -> None:
+    Args:
+        module: takes a list of blocks, one a layer.
+        graph: that is sampled from.
+        data: its features, labels and split.
+        fanouts: in-neighbours sampled a layer.
+        batch_size: seed nodes a batch.
+        full: evaluates on the full graph.
+    """
+
+    def __init__(
+        self, module: nn.Module, graph: Any, data: GraphData, fanouts: list[int], batch_size: int, full: BatchSource
+    ) -> None:
         dgl = import_dgl()
         self._module, self._graph, self._data, self._batch_size = module, graph, data, batch_size
         self._sampler = dgl.dataloading.NeighborSampler(fanouts)
         self._edge_id = dgl.EID
-        self._full = FullGraph(
-            lambda features: module(graph, features),
-            data.dense_features().to(graph.device),
-            data.labels.to(graph.device),
-            data.split,
-        )
+        self._full = full
 
     def train_batches(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         import_dgl().seed(seed)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from runner.kernels.adjacency import Adjacency
 from runner.kernels.formats import Factory
@@ -27,12 +27,18 @@ class Program:
         forward: the module as it is: features [N, F] -> [N, K].
         capture: returns the op graph of the training (True) or evaluation (False) forward.
         adjacency: returns the graph; built at the first call, so that who needs it pays for it.
+        module: holds the parameters and buffers.
+        features: returns the model's input [N, F].
+        verify: holds a preparation to the module's answers; raises VerificationError where they differ.
         library_kernels: the framework's own SpMM, as a candidate beside ours.
     """
 
     forward: Callable[[Tensor], Tensor]
     capture: Callable[[bool], OpGraph]
     adjacency: Callable[[], Adjacency]
+    module: nn.Module
+    features: Callable[[], Tensor]
+    verify: Callable[[Prepared], Any]
     library_kernels: Sequence[Factory] = ()
 
 

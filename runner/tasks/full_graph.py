@@ -18,7 +18,8 @@ from runner.gnn.data.graph_data import GraphData, Split
 from runner.gnn.dgl_compat import has_cuda
 from runner.gnn.library_kernels import csr_dgl
 from runner.kernels.adjacency import Adjacency
-from runner.kernels.density.strategy import DensityAdaptive
+from runner.kernels.auto import Auto, PreparedAuto
+from runner.kernels.density.strategy import DensityAdaptive, PreparedDensity
 from runner.kernels.lower import Executable
 from runner.kernels.native import Native
 from runner.kernels.opgraph import OpGraph
@@ -36,8 +37,9 @@ from runner.kernels.verify import (
     worse_of,
 )
 from runner.progress import Bar
-from runner.schema import Config, KernelConfig
+from runner.schema import STRATEGIES, Config, KernelConfig
 from runner.tasks.context import Context, fresh_module
+from runner.tasks.decomposition_figure import draw
 
 _VERIFY_SEED = 20_231_130  # any: baseline and strategy get the same
 
@@ -53,6 +55,11 @@ def make_strategy(
         return Baseline()
     if name == "native":
         return Native()
+    if name == "auto":
+        kept = next((choice["strategy"] for choice in replay if "strategy" in choice), None)
+        rest = [choice for choice in replay if "strategy" not in choice]
+        candidates = [make_strategy(one, kernel, rest, on_progress) for one in STRATEGIES if one != "auto"]
+        return Auto(candidates=candidates, num_trials=kernel.num_trials, min_gain=kernel.min_gain, kept=kept)
     return DensityAdaptive(
         partition=kernel.partition,
         block_size=kernel.block_size,
@@ -109,6 +116,9 @@ class FullGraphExperiment:
             forward=self._run_op_graph if self.without_dgl else lambda features: self.module(self.graph, features),
             capture=self._capture,
             adjacency=lambda: self.adjacency,
+            module=self.module,
+            features=lambda: self.features,
+            verify=self.verify,
             library_kernels=(csr_dgl,),
         )
 
@@ -168,13 +178,15 @@ class FullGraphExperiment:
         found = answer(self.module, lambda: prepared.restore(prepared(placed, True)), loss, seed)
         lowered = prepared.lowered()
         if lowered is None:
-            return require(prepared.name, expected, found, lambda: expected, lambda: "its second call: it keeps state")
+            return require(
+                prepared.name, expected, found, lambda _: expected, lambda: "its second call: it keeps state"
+            )
         graph, executable = lowered
         return require(
             prepared.name,
             expected,
             found,
-            lambda: answer_in_fp64(graph, self.features, loss, seed, expected),
+            lambda draw: answer_in_fp64(graph, self.features, loss, seed, expected, draw),
             lambda: first_difference(graph, executable, self.features, prepared.place, prepared.restore, seed),
         )
 
@@ -217,7 +229,16 @@ def prepare_strategy(
         prepared = Baseline().prepare(experiment.program)
     if kernel.explain:
         context.say(f"--- {prepared.name} ---\n{prepared.explain()}")
+    _picture(context, prepared)
     return prepared
+
+
+def _picture(context: Context, prepared: Prepared) -> None:
+    """Draw the decomposition where there is one."""
+    found = prepared.winner if isinstance(prepared, PreparedAuto) else prepared
+    if isinstance(found, PreparedDensity) and context.config.kernel.picture:
+        title = f"{context.config.dataset.name}, {context.config.model.name}: communities by {context.config.kernel.partition}"
+        context.sinks.image("decomposition", draw(found.portrait, title, context.path))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from rich.table import Table
 from sklearn.model_selection import StratifiedKFold
 
 from runner.errors import ConfigError
-from runner.gnn.batches import BatchSource, GraphBatches, SampledNodes, to_dgl
+from runner.gnn.batches import BatchSource, GraphBatches, SampledNodes
 from runner.gnn.data.graph_data import GraphData, Split
 from runner.gnn.train import FitResult, Trainer
 from runner.progress import Bar
@@ -39,6 +39,8 @@ class Run:
 
 
 MakeTrainer = Callable[[Run], Trainer]
+_BLOCKS_DO_NOT_PAY = "each batch draws others, and finding communities in one takes longer than all its products"
+_BATCHES_DO_NOT_PAY = "each batch is another graph, and finding communities in it takes longer than all its products"
 
 
 def run(context: Context) -> dict[str, Any]:
@@ -69,36 +71,59 @@ def _trainers(
     config = context.config
     if config.dataset.task == "node" and config.train.sampling == "full":
         return _full_graph_trainers(context, data, device, checkpoint)
+    if config.dataset.task == "node":
+        return _sampled_trainers(context, data, device, checkpoint)
+    return _graph_trainers(context, data, device)
+
+
+def _graph_trainers(context: Context, data: GraphData, device: torch.device) -> tuple[MakeTrainer, dict[str, Any]]:
+    """Train on batches of whole graphs. Each batch is another graph, and small: no strategy earns back its preparation."""
+    config = context.config
     if config.kernel.name != "baseline":
-        context.say(
-            f"kernel={config.kernel.name} takes one whole graph; kernel.fallback=true, so baseline runs in its place"
-        )
+        context.say(f"kernel={config.kernel.name} is skipped, baseline runs in its place: {_BATCHES_DO_NOT_PAY}")
     if config.kernel.explain:
         context.say(
             "baseline runs the DGL module as it is; each batch has a graph of its own, so there is no one op graph to show"
         )
+    splits = _folds(data, config.train.folds, config.dataset.split_seed) if config.train.folds else []
+    if config.train.metric == "roc_auc" and any(data.labels[fold.test].unique().numel() < 2 for fold in splits):
+        raise ConfigError("train.metric=roc_auc: a fold has graphs of one class only; use accuracy, or fewer folds")
 
-    if config.dataset.task == "graph":
-        splits = _folds(data, config.train.folds, config.dataset.split_seed) if config.train.folds else []
-        if config.train.metric == "roc_auc" and any(data.labels[fold.test].unique().numel() < 2 for fold in splits):
-            raise ConfigError("train.metric=roc_auc: a fold has graphs of one class only; use accuracy, or fewer folds")
-
-        def for_graphs(run: Run) -> Trainer:
-            module = fresh_module(config, data, device, run.seed)
-            split = splits[run.fold] if splits else data.split
-            return Trainer(
-                module, GraphBatches(module, data, split, config.train.batch_size, device), config.train, run.seed
-            )
-
-        return for_graphs, {"strategy": "baseline"}
-    graph = to_dgl(data, device)
-
-    def for_samples(run: Run) -> Trainer:
+    def make(run: Run) -> Trainer:
         module = fresh_module(config, data, device, run.seed)
-        source = SampledNodes(module, graph, data, list(config.train.fanouts), config.train.batch_size)
+        split = splits[run.fold] if splits else data.split
+        source = GraphBatches(module, data, split, config.train.batch_size, device)
         return Trainer(module, source, config.train, run.seed)
 
-    return for_samples, {"strategy": "baseline"}
+    return make, {"strategy": "baseline", "skipped": _BATCHES_DO_NOT_PAY if config.kernel.name != "baseline" else None}
+
+
+def _sampled_trainers(
+    context: Context, data: GraphData, device: torch.device, checkpoint: Checkpoint
+) -> tuple[MakeTrainer, dict[str, Any]]:
+    """Train on sampled blocks, which DGL computes; evaluation is on the full graph, and the strategy's."""
+    config = context.config
+    experiment = FullGraphExperiment(config, data, device)
+    prepared = prepare_strategy(context, experiment, config.kernel.name, checkpoint.choices)
+    if config.kernel.name != "baseline":
+        context.say(f"{prepared.name} evaluates on the full graph; it skips the sampled blocks: {_BLOCKS_DO_NOT_PAY}")
+        experiment.verify(prepared)
+    checkpoint.choices = prepared.report.get("choices", [])
+    full = experiment.source_for(prepared)
+
+    def make(run: Run) -> Trainer:
+        experiment.reset(run.seed)
+        source = SampledNodes(
+            experiment.module, experiment.graph, data, list(config.train.fanouts), config.train.batch_size, full
+        )
+        return Trainer(experiment.module, source, config.train, run.seed)
+
+    return make, {
+        "strategy": "baseline",
+        "evaluation_strategy": prepared.name,
+        "preprocess_s": prepared.preprocess_s,
+        "strategy_report": prepared.report,
+    }
 
 
 def _full_graph_trainers(

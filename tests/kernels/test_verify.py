@@ -50,7 +50,7 @@ def changed(output: Callable[[Tensor], Tensor] = lambda y: y, loss: float = 0.5,
 )
 def test_a_wrong_answer_is_refused_with_the_ops_name(wrong: Answer) -> None:
     with pytest.raises(VerificationError, match="fast differs from baseline at 'matmul'"):
-        require("fast", reference(), wrong, reference, lambda: "'matmul'")
+        require("fast", reference(), wrong, lambda _: reference(), lambda: "'matmul'")
 
 
 def test_rounding_passes_without_the_fp64_run() -> None:
@@ -64,9 +64,9 @@ def test_rounding_passes_without_the_fp64_run() -> None:
 def test_past_tolerance_fp64_decides_between_the_two() -> None:
     """Where baseline is off itself, a strategy may be as far off on the other side, but not ten times as far."""
     off = changed(w=torch.tensor([1.0, -2.0 - 8e-4]))
-    require("fast", off, changed(w=torch.tensor([1.0, -2.0 + 8e-4])), reference, lambda: "")
+    require("fast", off, changed(w=torch.tensor([1.0, -2.0 + 8e-4])), lambda _: reference(), lambda: "")
     with pytest.raises(VerificationError):
-        require("fast", off, changed(w=torch.tensor([1.0, -2.0 + 8e-3])), reference, lambda: "x")
+        require("fast", off, changed(w=torch.tensor([1.0, -2.0 + 8e-3])), lambda _: reference(), lambda: "x")
 
 
 def test_a_gradient_that_cancels_is_compared_with_the_largest() -> None:
@@ -103,7 +103,7 @@ def test_a_capture_that_is_not_the_module_is_refused_even_if_the_strategy_follow
         changed(lambda y: y * float("nan")),
     ):
         with pytest.raises(VerificationError, match="the captured op graph is not the module"):
-            require("fast", reference(), wrong, lambda wrong=wrong: wrong, lambda: "x")  # type: ignore[misc]
+            require("fast", reference(), wrong, lambda _, wrong=wrong: wrong, lambda: "x")  # type: ignore[misc]
 
 
 def test_infinities_must_be_the_same() -> None:

@@ -21,6 +21,7 @@ from runner.kernels.density.candidates import Candidates, cut
 from runner.kernels.density.choices import key_of, recall, remember
 from runner.kernels.density.cost import CostModel
 from runner.kernels.density.partition import Partition
+from runner.kernels.density.portrait import Portrait, portray
 from runner.kernels.density.select import Choice, Rule, assemble, choose
 from runner.kernels.dropout import dropout_kernel
 from runner.kernels.formats import Factory, Part, num_bytes_of
@@ -225,6 +226,16 @@ class Plans:
             for matrix in self._matrices
             for (width, direction), choice in matrix.choices.items()
         ]
+
+    def portrait(self, own_order: Adjacency) -> Portrait:
+        """What a picture of this decomposition shows."""
+        whole = Part(self.adjacency, self.adjacency.values(None), self.parts.part_ptr)
+        chosen = [
+            (f"width {width} {direction}", choice.names)
+            for matrix in self._matrices
+            for (width, direction), choice in matrix.choices.items()
+        ]
+        return portray(own_order, whole, self.densities, chosen)
 
     def resident_bytes(self) -> int:
         """Memory of the order of the nodes and of the chosen kernels, each counted once."""

@@ -22,6 +22,7 @@ from runner.errors import UserError
 from runner.kernels.adjacency import Adjacency
 from runner.kernels.density.partition import Partition, Progress, partition
 from runner.kernels.density.plans import Plans
+from runner.kernels.density.portrait import Portrait
 from runner.kernels.lower import Executable
 from runner.kernels.opgraph import Aggregate, Call, Op, OpGraph
 from runner.kernels.strategy import Prepared, Program, Stopwatch
@@ -69,7 +70,9 @@ class DensityAdaptive:
         lowered = {
             training: Executable(graph, plans.lower, plans.constants(graph)) for training, graph in graphs.items()
         }
-        return PreparedDensity(graphs, lowered, plans, watch.seconds), plans, graphs[True]
+        prepared = PreparedDensity(graphs, lowered, plans, watch.seconds)
+        prepared.portrait = plans.portrait(adjacency)
+        return prepared, plans, graphs[True]
 
 
 def spmm_reason(graph: OpGraph, op: Op) -> str | None:
@@ -107,9 +110,10 @@ def _require_spmm(graph: OpGraph) -> None:
 
 
 class PreparedDensity:
-    """A program on density-adaptive kernels; see :class:`runner.kernels.strategy.Prepared`."""
+    """A program on density-adaptive kernels; see :class:`runner.kernels.strategy.Prepared`. ``portrait`` is for a picture."""
 
     name = "density_adaptive"
+    portrait: Portrait
 
     def __init__(
         self,
