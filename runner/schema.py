@@ -169,6 +169,15 @@ class KernelConfig:
         choices=("measured", "analytic", "exhaustive"),
     )
     num_trials: int = option(7, "density_adaptive: timed runs of each candidate kernel", low=1, high=1000)
+    matrix_units: str = option(
+        "fp32",
+        "density_adaptive on a GPU: tf32 or bf16 lets matrix units round factors inside communities; checked to that precision",
+        choices=("fp32", "tf32", "bf16"),
+    )
+    atomics: bool = option(
+        False,
+        "density_adaptive on a GPU: kernels that add atomically may be chosen; equal seeds then differ in the last bits",
+    )
     picture: bool = option(
         True, "density_adaptive: draw the adjacency before and after, coloured by kernel, into the run folder"
     )
@@ -335,7 +344,7 @@ def parse_model(value: str) -> tuple[str, int, int]:
     name, _, size = value.partition(":")
     layers, _, hidden = size.partition("x")
     if name not in TABLE_MODELS:
-        raise ConfigError(f"task.models={value}: {suggestion(name, [f'{known}:2x16' for known in TABLE_MODELS])}")
+        raise ConfigError(f"task.models={value}: {suggestion(value, [f'{known}:2x16' for known in TABLE_MODELS])}")
     if not all(part.isdecimal() and 1 <= len(part) <= 5 and int(part) >= 1 for part in (layers, hidden)):
         raise ConfigError(f"task.models={value}: must be NAME:LAYERSxHIDDEN, such as {name}:2x16")
     return name, int(layers), int(hidden)

@@ -46,6 +46,12 @@ MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
 }
 
 
+_ADAPTIVE_OPTIONS = (
+    "partition", "block_size", "min_intra_fraction", "min_gain", "num_trials", "selector", "keep_choices", "picture", "matrix_units",
+    "atomics",
+)  # fmt: skip
+
+
 def validate(config: Config) -> None:
     """Check choices, ranges and combinations.
 
@@ -320,9 +326,11 @@ def _readers(config: Config) -> Iterator[tuple[list[str], bool, str]]:
     )
     yield of("dataset", "ids"), not is_planted or task == "kernels", "a generated dataset"
     yield of("dataset", "split_index"), dataset.split != "random" and not is_planted, "a random split"
-    yield of("kernel", "partition", "block_size", "min_intra_fraction", "min_gain", "num_trials", "selector", "keep_choices", "picture"), (
-        bool({"density_adaptive", "auto"} & set(used_strategies(config)))
-    ), f"kernel={config.kernel.name}"  # fmt: skip
+    yield (
+        of("kernel", *_ADAPTIVE_OPTIONS),
+        bool({"density_adaptive", "auto"} & set(used_strategies(config))),
+        f"kernel={config.kernel.name}",
+    )
     yield of("kernel", "fallback"), used_strategies(config) != ["baseline"], "kernel=baseline"
     yield of("kernel", "name"), task != "benchmark", "task=benchmark, which runs the strategies of task.compare"
     yield of("train", "momentum"), train.optimizer == "sgd", f"train.optimizer={train.optimizer}"

@@ -123,6 +123,7 @@ class PreparedAuto:
     ) -> None:
         self._winner, self._steps, self._refused, self._reason = winner, steps, refused, reason
         self.name, self.preprocess_s, self.resident_bytes = winner.name, preprocess_s, winner.resident_bytes
+        self.rounding = winner.rounding
         choices = [{"strategy": winner.name}, *winner.report.get("choices", [])]
         self.report = {
             **winner.report, "choices": choices, "kept": winner.name, "reason": reason, "step_s": steps, "refused": refused,

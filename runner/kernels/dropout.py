@@ -11,6 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
+from torch.nn import functional as F
 
 from runner.kernels.cpu import library
 from runner.kernels.cpu.memory import empty
@@ -34,7 +35,7 @@ def dropout_kernel(op: Call, place: Tensor | None = None) -> Kernel:
 
 
 def draw_mask(x: Tensor, keep: float, place: Tensor | None = None) -> Tensor:
-    """Draw which elements of ``x`` are kept, as ``F.dropout`` would on the CPU with torch's default generator.
+    """Draw which elements of ``x`` are kept, as ``F.dropout`` would with torch's default generator.
 
     Args:
         x: [N, …]; torch draws in the order in which its elements lie in memory.
@@ -44,6 +45,9 @@ def draw_mask(x: Tensor, keep: float, place: Tensor | None = None) -> Tensor:
     Returns:
         bool, of the shape of ``x``.
     """
+    if x.device.type != "cpu":  # F.dropout's generator is no other op's there
+        mask = F.dropout(torch.ones_like(x), 1 - keep) != 0
+        return mask if place is None else torch.empty_like(mask).index_copy_(0, place, mask)
     if not draws_as_torch() or not x.is_contiguous():
         mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(keep)
         return mask if place is None else torch.empty_like(mask).index_copy_(0, place, mask)
@@ -102,7 +106,7 @@ class DropoutFunction(torch.autograd.Function):
 
 
 def _scaled(x: Tensor, mask: Tensor, scale: float) -> Tensor:
-    if x.dtype not in (torch.float32, torch.float64) or not library.is_available():
+    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64) or not library.is_available():
         return (x * mask).mul_(scale)
     x, mask, y = x.contiguous(), mask.contiguous(), empty(*x.shape, dtype=x.dtype)
     kernel = library.function("dropout", "apply_mask", x.dtype, None)

@@ -5,10 +5,12 @@ Legend: N rows, M columns, E edges, F features, P blocks, B rows of the largest 
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,11 +33,13 @@ class Part:
         adjacency: its entries, shape and edge ids as in the whole graph.
         values: float32 [E of the part], in the order of the entries.
         part_ptr: int64 [P + 1], the boundaries of communities, where there are some; None for the edges between them.
+        device: where products run; the part itself is on the CPU.
     """
 
     adjacency: Adjacency
     values: Tensor
     part_ptr: Tensor | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @cached_property
     def is_weighted(self) -> bool:
@@ -108,11 +112,24 @@ class Kernel:
         name: format and library: ``csr_torch``.
         run: float32 [M, F] -> [N, F].
         num_bytes: what it keeps in memory.
+        unit: ``tf32`` or ``bf16`` where a matrix unit rounds its factors to that, else ``fp32``.
     """
 
     name: str
     run: SpMM
     num_bytes: int
+    unit: str = "fp32"
+
+
+def seconds(work: Callable[[], Any], device: torch.device) -> float:
+    """Return how long a call takes, what it starts on a GPU included."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
 
 
 def num_bytes_of(*tensors: Tensor) -> int:
@@ -136,27 +153,29 @@ def _csr_torch(part: Part) -> Kernel:
             part.values,
             (adjacency.num_dst, adjacency.num_src),
             check_invariants=False,
-        )
+        ).to(part.device)
     held = num_bytes_of(adjacency.indptr, adjacency.indices, part.values)
     return Kernel("csr_torch", lambda x: matrix @ x, held)
 
 
 def csr_native(part: Part) -> Format | None:
     """CSR rows, our own kernel; None where it can't be built."""
-    return Format("csr_native", part.work(), partial(_csr_native, part)) if has_kernels(part.adjacency.device) else None
+    return Format("csr_native", part.work(), partial(_csr_native, part)) if has_kernels(part.device) else None
 
 
 def _csr_native(part: Part) -> Kernel:
     adjacency = part.adjacency
-    in_order = Adjacency.from_csr(adjacency.indptr, adjacency.indices, adjacency.num_src)
-    weight = part.values if part.is_weighted else None
+    in_order = Adjacency.from_csr(adjacency.indptr, adjacency.indices, adjacency.num_src).to(part.device)
+    weight = part.values.to(part.device) if part.is_weighted else None
     held = num_bytes_of(adjacency.indptr, adjacency.indices, *([] if weight is None else [weight]))
     return Kernel("csr_native", lambda x: spmm(in_order, x, weight), held)
 
 
 def csr_binned(part: Part) -> Format | None:
-    """CSR, rows in the order of their degrees, hubs shared out; None where it can't be built."""
-    return Format("csr_binned", part.work(), partial(_csr_binned, part)) if has_kernels(part.adjacency.device) else None
+    """CSR on the CPU, rows in the order of their degrees, hubs shared out; None where it can't be built."""
+    if part.device.type != "cpu" or not has_kernels(part.device):
+        return None
+    return Format("csr_binned", part.work(), partial(_csr_binned, part))
 
 
 def _csr_binned(part: Part) -> Kernel:
@@ -172,13 +191,30 @@ def coo_torch(part: Part) -> Format:
 
 
 def _coo_torch(part: Part) -> Kernel:
-    rows, columns, values = part.adjacency.rows, part.adjacency.indices, part.values.unsqueeze(1)
+    rows, columns = part.adjacency.rows.to(part.device), part.adjacency.indices.to(part.device)
+    values = part.values.unsqueeze(1).to(part.device)
     num_rows = part.adjacency.num_dst
 
     def run(x: Tensor) -> Tensor:
         return x.new_zeros(num_rows, x.shape[1]).index_add_(0, rows, x[columns] * values)
 
     return Kernel("coo_torch", run, num_bytes_of(rows, columns, values))
+
+
+def coo_atomic(part: Part) -> Format | None:
+    """One group of lanes an entry on a GPU, added atomically: not for those who want equal bits from equal inputs."""
+    if part.device.type != "cuda" or not has_kernels(part.device):
+        return None
+    return Format("coo_atomic", part.work(), partial(_coo_atomic, part))
+
+
+def _coo_atomic(part: Part) -> Kernel:
+    from runner.kernels.cuda.blocks import coo_spmm
+
+    held = [part.adjacency.rows.to(part.device), part.adjacency.indices.to(part.device)]
+    weight = part.values.to(part.device) if part.is_weighted else None
+    run = coo_spmm(held[0], held[1], weight, part.adjacency.num_dst)
+    return Kernel("coo_atomic", run, num_bytes_of(*held, *([] if weight is None else [weight])))
 
 
 def dense_blocks(part: Part) -> Format | None:
@@ -199,8 +235,9 @@ def _dense_blocks(part: Part) -> Kernel:
     first = part.part_ptr[block]
     place = (block * width + adjacency.rows - first) * width + adjacency.indices - first
     tiles = torch.zeros(num_blocks * width * width).index_add_(0, place, part.values).view(num_blocks, width, width)
+    tiles = tiles.to(part.device)
     inside = torch.arange(width) < sizes.unsqueeze(1)
-    slots = inside.flatten().nonzero().flatten()  # where each row of X lies among the padded rows
+    slots = inside.flatten().nonzero().flatten().to(part.device)  # where each row of X lies among the padded rows
     padded = num_blocks * width
 
     def run(x: Tensor) -> Tensor:

@@ -1,6 +1,11 @@
-"""What the launchers of both backends say to kernels: the numbers that stand for names, and rows a kernel can walk."""
+"""What the launchers of both backends say to kernels: the numbers that stand for names, rows a kernel can walk, cut matrices.
+
+Legend: N nodes, E edges, P communities, B nodes of a community.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,6 +15,7 @@ from runner.kernels.parameters import ACTIVATIONS, Epilogue
 STORAGE = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}  # what kernels call a dtype
 REDUCE = {"sum": 0, "max": 1, "min": 2}
 OPERATION = {"dot": 0, "add": 1, "sub": 2, "mul": 3}
+INTRA = {"rest": 0, "tiles": 1, "local": 2, "bits": 3}
 UNWEIGHTED, PER_EDGE, PER_HEAD, PER_CHANNEL = range(4)
 
 
@@ -28,3 +34,37 @@ def activation_of(epilogue: Epilogue) -> tuple[int, float, float, int]:
 def walkable(x: Tensor) -> Tensor:
     """Return x [M, F] with each row's elements side by side; the rows themselves may be apart."""
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """A square matrix over renumbered nodes, edges inside communities apart where ``intra`` says so.
+
+    Attributes:
+        part_ptr: int64 [P + 1]; community p owns nodes ``part_ptr[p]`` … ``part_ptr[p + 1] - 1``.
+        chunks: int64, communities that a thread takes at a time, as boundaries.
+        indptr, indices, weight: CSR of the edges that ``intra`` doesn't hold: int64 [N + 1], int32 or int64, one value each or None.
+        intra: rest, tiles, local or bits: how edges inside communities are held.
+        starts: int64: tiles and bits [P], where a community's begin (-1: it has no tile); local [N + 1], row pointers.
+        inside: tiles: float, [B, B] a community; local: uint8 or uint16 ids; bits: int64 words, [B, ceil(B / 64)] a community.
+        inside_weight: local: one value an edge, where ``weight`` isn't None.
+    """
+
+    part_ptr: Tensor
+    chunks: Tensor
+    indptr: Tensor
+    indices: Tensor
+    weight: Tensor | None
+    intra: str = "rest"
+    starts: Tensor | None = None
+    inside: Tensor | None = None
+    inside_weight: Tensor | None = None
+
+    def to(self, device: torch.device) -> Blocks:
+        """Return it with its arrays on a device."""
+        moved = {name: entry.to(device) for name, entry in self.__dict__.items() if isinstance(entry, Tensor)}
+        return Blocks(**(self.__dict__ | moved))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What it holds."""
+        return tuple(entry for entry in self.__dict__.values() if isinstance(entry, Tensor))

@@ -168,8 +168,18 @@ def relative_difference(expected: Tensor, found: Tensor, floor: float = 0.0) -> 
     return difference / scale if scale else (0.0 if difference == 0 else float("inf"))
 
 
+def tolerances(rounding: float) -> tuple[float, float]:
+    """Return what outputs and gradients may be off by, as shares of the largest entry."""
+    return max(OUTPUT_TOLERANCE, 8 * rounding), max(GRADIENT_TOLERANCE, 40 * rounding)
+
+
 def require(
-    strategy: str, expected: Answer, found: Answer, exact: Callable[[int], Answer], culprit: Callable[[], str]
+    strategy: str,
+    expected: Answer,
+    found: Answer,
+    exact: Callable[[int], Answer],
+    culprit: Callable[[], str],
+    rounding: float = 0.0,
 ) -> Agreement:
     """Compare a strategy's answer with the baseline's and raise where it is past tolerance.
 
@@ -183,12 +193,15 @@ def require(
         expected, found: of the baseline and of the strategy, same weights, inputs and masks.
         exact: runs the program in fp64, with features as they are (0) or moved (1, 2, …); called only past tolerance.
         culprit: finds the op to blame; called only on failure.
+        rounding: of the factors of products, where a user allowed less than fp32: outputs may be off by eight times that, gradients
+            by forty.
 
     Raises:
         VerificationError: naming the op and the differences.
     """
+    output, gradient = tolerances(rounding)
     agreement = compare(expected, found)
-    if _within(agreement, OUTPUT_TOLERANCE, OUTPUT_TOLERANCE, GRADIENT_TOLERANCE):
+    if _within(agreement, output, output, gradient):
         return agreement
     reference = exact(0)
     own, strategys = compare(reference, expected), compare(reference, found)
@@ -202,9 +215,9 @@ def require(
         moved = own if draw == 0 else compare(reference, exact(draw))
         if _within(
             strategys,
-            max(2 * own.max_output_diff, OUTPUT_TOLERANCE),
-            max(2 * own.max_loss_diff, OUTPUT_TOLERANCE),
-            max(3 * moved.max_grad_diff, GRADIENT_TOLERANCE),
+            max(2 * own.max_output_diff, output),
+            max(2 * own.max_loss_diff, output),
+            max(3 * moved.max_grad_diff, gradient),
         ):
             return agreement
     raise VerificationError(

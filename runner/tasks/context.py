@@ -19,7 +19,7 @@ from runner.gnn.dgl_compat import has_cuda, import_dgl
 from runner.gnn.metrics import check_metric
 from runner.gnn.models import build_model
 from runner.results import RunFolder, fingerprint
-from runner.schema import Config, used_strategies
+from runner.schema import Config
 from runner.tracking import Sinks
 
 
@@ -52,7 +52,6 @@ def pick_device(config: Config) -> torch.device:
     Raises:
         ConfigError: where cuda was asked for and something is missing; the line says what.
     """
-    needs_cpu = "density_adaptive" in used_strategies(config)
     if config.device == "cuda":
         if not torch.cuda.is_available():
             built = (
@@ -66,12 +65,8 @@ def pick_device(config: Config) -> torch.device:
                 f"device=cuda: DGL {import_dgl().__version__} is a CPU build, and only training on one whole graph goes without; install "
                 "a CUDA build from DGL's own site, or use device=cpu"
             )
-        if needs_cpu:
-            raise ConfigError(
-                "device=cuda: the kernels of density_adaptive run on the CPU; use device=cpu, or kernel=baseline"
-            )
         return torch.device("cuda")
-    can_use_gpu = torch.cuda.is_available() and not needs_cpu and (_is_one_graph(config) or has_cuda())
+    can_use_gpu = torch.cuda.is_available() and (_is_one_graph(config) or has_cuda())
     return torch.device("cuda" if config.device == "auto" and can_use_gpu else "cpu")
 
 

@@ -25,7 +25,6 @@ from runner.kernels.native import Native
 from runner.kernels.opgraph import OpGraph
 from runner.kernels.strategy import Baseline, Prepared, Program, Strategy
 from runner.kernels.verify import (
-    OUTPUT_TOLERANCE,
     Agreement,
     answer,
     answer_in_fp64,
@@ -34,6 +33,7 @@ from runner.kernels.verify import (
     other_weights,
     relative_difference,
     require,
+    tolerances,
     worse_of,
 )
 from runner.progress import Bar
@@ -68,6 +68,8 @@ def make_strategy(
         selector=kernel.selector,
         num_trials=kernel.num_trials,
         keep_choices=kernel.keep_choices,
+        matrix_units=kernel.matrix_units,
+        atomics=kernel.atomics,
         replay=replay,
         on_progress=on_progress,
     )
@@ -119,7 +121,7 @@ class FullGraphExperiment:
             module=self.module,
             features=lambda: self.features,
             verify=self.verify,
-            library_kernels=(csr_dgl,),
+            library_kernels=(csr_dgl,) if self.device.type == "cpu" else (),
         )
 
     def _run_op_graph(self, features: Tensor) -> Tensor:
@@ -188,17 +190,18 @@ class FullGraphExperiment:
             found,
             lambda draw: answer_in_fp64(graph, self.features, loss, seed, expected, draw),
             lambda: first_difference(graph, executable, self.features, prepared.place, prepared.restore, seed),
+            prepared.rounding,
         )
 
     def _verify_evaluation(self, prepared: Prepared) -> None:
         expected = self._evaluated_by_dgl()
         placed = prepared.place(self.features)
         found = evaluation(self.module, lambda: prepared.restore(prepared(placed, False)))
-        difference = relative_difference(expected, found)
-        if difference > OUTPUT_TOLERANCE:
+        difference, allowed = relative_difference(expected, found), tolerances(prepared.rounding)[0]
+        if difference > allowed:
             raise VerificationError(
                 f"{prepared.name} differs from baseline in evaluation mode: output by {difference:.1e} of its largest entry "
-                f"(allowed {OUTPUT_TOLERANCE:.0e})"
+                f"(allowed {allowed:.0e})"
             )
 
     def _evaluated_by_dgl(self) -> Tensor:

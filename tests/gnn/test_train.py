@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -151,13 +152,22 @@ def test_the_selected_weights_are_the_ones_tested(planted: GraphData) -> None:
     assert all(torch.equal(value, best[name]) for name, value in run.module.state_dict().items())
 
 
+def whole(module: nn.Module, graph: Any, data: GraphData) -> FullGraph:
+    return FullGraph(lambda features: module(graph, features), data.dense_features(), data.labels, data.split)
+
+
+def sampled(module: nn.Module, data: GraphData) -> SampledNodes:
+    graph = to_dgl(data, CPU)
+    return SampledNodes(module, graph, data, [3, 3], 50, whole(module, graph, data))
+
+
 def test_sampled_blocks_with_all_neighbours_equal_the_full_graph(planted: GraphData) -> None:
     torch.manual_seed(0)
     data = dataclasses.replace(planted, edge_weight=torch.rand(planted.num_edges) + 0.1)
     module = build_model(ModelConfig(name="sage", edge_weight=True), data.num_features, data.num_classes, "node").eval()
     graph = to_dgl(data, CPU)
     everything = module(graph, data.dense_features())
-    source = SampledNodes(module, graph, data, [-1, -1], batch_size=64)
+    source = SampledNodes(module, graph, data, [-1, -1], 64, whole(module, graph, data))
     seen = 0
     order = data.split.train[torch.randperm(180, generator=torch.Generator().manual_seed(4))]
     for logits, labels in source.train_batches(4):
@@ -171,7 +181,7 @@ def test_sampled_blocks_with_all_neighbours_equal_the_full_graph(planted: GraphD
 def test_sampling_repeats_with_its_seed(planted: GraphData) -> None:
     torch.manual_seed(0)
     module = build_model(ModelConfig(name="sage", dropout=0.0), planted.num_features, planted.num_classes, "node")
-    source = SampledNodes(module, to_dgl(planted, CPU), planted, [3, 3], batch_size=50)
+    source = sampled(module, planted)
     runs = [[float(logits.sum().detach()) for logits, _ in source.train_batches(seed)] for seed in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2]
 
@@ -259,7 +269,7 @@ def test_a_rest_of_one_joins_the_batch_before(graph_set: GraphData) -> None:
 def test_sampling_does_not_depend_on_the_number_of_threads(planted: GraphData) -> None:
     torch.manual_seed(0)
     module = build_model(ModelConfig(name="sage", dropout=0.0), planted.num_features, planted.num_classes, "node")
-    source = SampledNodes(module, to_dgl(planted, CPU), planted, [3, 3], batch_size=50)
+    source = sampled(module, planted)
     sums = []
     for threads in (1, 2, 2, 2):
         torch.set_num_threads(threads)

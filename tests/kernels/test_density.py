@@ -18,9 +18,12 @@ from torch import Tensor
 from runner.errors import UserError, VerificationError
 from runner.kernels import formats
 from runner.kernels.adjacency import Adjacency
+from runner.kernels.cpu import binned
 from runner.kernels.density import choices, orders, select
 from runner.kernels.density.candidates import Candidates, cut
+from runner.kernels.density.owned import Owned
 from runner.kernels.density.partition import Partition, partition, simple_copy
+from runner.kernels.density.portrait import portray
 from runner.kernels.density.select import Rule
 from runner.kernels.formats import Factory, Format, Kernel, Part, Work
 
@@ -232,7 +235,7 @@ def test_a_wrong_kernel_is_caught_before_it_is_timed(change: Callable[[Tensor], 
 def test_the_fastest_wins_and_all_that_was_tried_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that sleep stand for slow ones; the clock is ours, so nothing depends on the machine."""
     now = [0.0]
-    monkeypatch.setattr(select.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(formats.time, "perf_counter", lambda: now[0])
 
     def timed(name: str, seconds: float) -> Factory:
         def factory(part: Part) -> Format:
@@ -255,6 +258,37 @@ def test_the_fastest_wins_and_all_that_was_tried_is_told(monkeypatch: pytest.Mon
     assert choice.tried["single: slow"] == pytest.approx(3.0)
     refused = select.choose(candidates(), 4, Rule(num_trials=3, min_gain=0.31))
     assert refused.names == ("slow",), "a gain of 30 % is not the 31 % asked for"
+
+
+def test_long_rows_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binned, "_SEGMENT", 16)
+    for name in ("hub", "random directed", "as many edges as nodes"):
+        graph = adjacency(WEIRD[name])
+        for weight in (None, torch.randn(graph.num_edges)):
+            part = Part(graph, graph.values(weight))
+            check(formats.csr_binned(part), part)
+    star = adjacency(WEIRD["hub"])
+    cut_rows = binned.bin_rows(star.indptr, star.indices, None, star.num_src)
+    assert cut_rows.segments.tolist() == [[0, 16], [16, 32], [32, 39]]
+    assert cut_rows.hubs.tolist() == [[0, 0, 3]]
+    assert cut_rows.rows.numel() == 39
+
+
+@pytest.mark.parametrize(
+    "names", [("csr_native",), ("owned_tiles_0.1",), ("owned_bits",), ("dense_blocks", "coo_torch")]
+)
+def test_a_portrait_counts_every_edge_once(names: tuple[str, ...]) -> None:
+    of = candidates()
+    graph, whole = adjacency(WEIRD["random symmetric"]), of.whole
+    densities = Owned(whole).density
+    portrait = portray(graph, whole, densities, [("width 4", names), ("width 8", names)])
+    (panel,) = portrait.panels
+    assert panel.title == "width 4, width 8"
+    assert int(portrait.before.sum()) == graph.num_edges
+    assert sum(int(layer.sum()) for layer in panel.layers.values()) == graph.num_edges
+    assert int(portrait.densities.sum()) == len(densities)
+    expected = dense(WEIRD["random symmetric"]) != 0
+    assert torch.equal(portrait.before > 0, expected), "few nodes have a cell a pair"
 
 
 def test_an_unsplit_graph_has_whole_kernels_only() -> None:

@@ -47,7 +47,14 @@ def test_every_experiment_file_runs_shrunk(path: Path, run_experiment: Run, requ
     config = compose(f"+exp={path.stem}")
     roots = {"MUTAG": "tu"}
     shrink = ["train.epochs=3", "train.repeats=1", "task.num_steps=3", "kernel.num_trials=2"]
-    shrink += ["task.num_features=[16]", "task.graphs=[planted_small]", "task.num_rounds=3", "task.case_seconds=0"]
+    planted = "planted" if config.task.name == "adaptgear_table" else "planted_small"
+    shrink += [
+        "task.num_features=[16]",
+        f"task.graphs=[{planted}]",
+        "task.num_rounds=3",
+        "task.case_seconds=0",
+        "task.peers=[]",
+    ]
     if config.dataset.name != "planted":
         data_root = request.getfixturevalue("data_root")  # a test that needs none isn't skipped without it
         shrink += [f"dataset.root={data_root / roots.get(config.dataset.name, 'graphs')}", "dataset.download=false"]
@@ -534,6 +541,47 @@ def test_a_resumed_run_takes_the_kernels_of_the_first(
     assert second["runs"][1]["test_loss"] == first["runs"][1]["test_loss"]
     one, two = (read_metrics(tmp_path / folder) for folder in ("first", "second"))
     assert [entry["loss"] for entry in one] == [entry["loss"] for entry in two]
+
+
+def test_sampled_training_evaluates_on_the_decomposition(
+    run_experiment: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = (*SMALL, "train=sampled", "train.batch_size=64", "train.epochs=4")
+    plain = run_experiment(*options, folder="plain")
+    adaptive = run_experiment(*options, "kernel=density_adaptive", folder="adaptive")
+    assert "density_adaptive evaluates on the full graph; it skips the sampled blocks" in capsys.readouterr().out
+    assert (adaptive["strategy"], adaptive["evaluation_strategy"]) == ("baseline", "density_adaptive")
+    for one, two in zip(plain["runs"], adaptive["runs"], strict=True):
+        assert one["test_loss"] == pytest.approx(two["test_loss"], rel=1e-5)
+
+
+def test_batches_of_graphs_skip_the_strategy_and_say_so(
+    run_experiment: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = run_experiment("dataset=planted_graphs", "model=gin", "kernel=density_adaptive", "train.epochs=2")
+    assert "kernel=density_adaptive is skipped, baseline runs in its place: each batch" in capsys.readouterr().out
+    assert record["strategy"] == "baseline"
+    assert "finding communities" in record["skipped"]
+
+
+def test_auto_trains_on_what_it_kept(run_experiment: Run, tmp_path: Path) -> None:
+    options = (*SMALL, "kernel=auto", "train.epochs=4", "train.checkpoint_every=2")
+    record = run_experiment(*options, folder="first")
+    assert record["strategy"] in ("baseline", "native", "density_adaptive")
+    assert set(record["strategy_report"]["step_s"]) == {"baseline", "native", "density_adaptive"}
+    again = run_experiment(*options, f"train.resume={tmp_path / 'first'}", folder="second")
+    assert again["strategy"] == record["strategy"]
+    assert again["strategy_report"]["step_s"] == {}, "the winner is kept, not measured again"
+    attention = run_experiment(*SMALL, "kernel=auto", "model=gat", "train.epochs=2", folder="third")
+    assert "computes on edges" in attention["strategy_report"]["refused"]["density_adaptive"]
+
+
+def test_a_picture_of_the_decomposition_is_drawn(run_experiment: Run, tmp_path: Path) -> None:
+    run_experiment(*SMALL, "kernel=density_adaptive", "train.epochs=1", folder="drawn")
+    content = (tmp_path / "drawn" / "decomposition.png").read_bytes()
+    assert content.startswith(b"\x89PNG")
+    run_experiment(*SMALL, "kernel=density_adaptive", "train.epochs=1", "kernel.picture=false", folder="bare")
+    assert not (tmp_path / "bare" / "decomposition.png").exists()
 
 
 @pytest.mark.gpu

@@ -134,13 +134,6 @@ def test_an_op_graph_that_is_not_what_dgl_computes_is_caught(monkeypatch: pytest
         experiment.verify(make_strategy("baseline", config.kernel).prepare(experiment.program))
 
 
-def test_native_refuses_what_has_another_graph_each_step() -> None:
-    with pytest.raises(ConfigError, match=r"kernel=native can't work here: train.sampling=neighbor"):
-        compose("kernel=native", "model=sage", "train=sampled")
-    with pytest.raises(ConfigError, match=r"kernel=native can't work here: dataset.task=graph"):
-        compose("kernel=native", "model=gin", "dataset.task=graph", "dataset.num_graphs=20")
-
-
 def test_the_benchmark_compares_native(run_experiment: Run) -> None:
     record = run_experiment(
         "+exp=adaptgear", *SMALL, "task.compare=[native]", "task.num_steps=3", "train.repeats=1", "model=gatv2"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,37 +14,7 @@ from torch import Tensor
 
 from runner.kernels.cpu.library import core_cache_bytes, function
 from runner.kernels.cpu.memory import empty
-
-_INTRA = {"rest": 0, "tiles": 1, "local": 2, "bits": 3}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Blocks:
-    """A square matrix over renumbered nodes, edges inside communities apart where ``intra`` says so.
-
-    Attributes:
-        part_ptr: int64 [P + 1]; community p owns nodes ``part_ptr[p]`` … ``part_ptr[p + 1] - 1``.
-        chunks: int64, communities that a thread takes at a time, as boundaries.
-        indptr, indices, weight: CSR of the edges that ``intra`` doesn't hold: int64 [N + 1], int32 or int64, one value each or None.
-        intra: rest, tiles, local or bits: how edges inside communities are held.
-        starts: int64: tiles and bits [P], where a community's begin (-1: it has no tile); local [N + 1], row pointers.
-        inside: tiles: float, [B, B] a community; local: uint8 or uint16 ids; bits: int64 words, [B, ceil(B / 64)] a community.
-        inside_weight: local: one value an edge, where ``weight`` isn't None.
-    """
-
-    part_ptr: Tensor
-    chunks: Tensor
-    indptr: Tensor
-    indices: Tensor
-    weight: Tensor | None
-    intra: str = "rest"
-    starts: Tensor | None = None
-    inside: Tensor | None = None
-    inside_weight: Tensor | None = None
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """What it holds."""
-        return tuple(entry for entry in self.__dict__.values() if isinstance(entry, Tensor))
+from runner.kernels.launching import INTRA, Blocks
 
 
 class BlocksCall(ctypes.Structure):
@@ -85,7 +54,7 @@ def _ready(blocks: Blocks, num_features: int, dtype: torch.dtype) -> Callable[[T
         **_inside(blocks),
     )  # fmt: skip
     local = "uint16_t" if blocks.inside is not None and blocks.inside.dtype == torch.uint16 else "uint8_t"
-    variant = (("INTRA", _INTRA[blocks.intra]), ("WEIGHTED", int(blocks.weight is not None)), ("LOCAL", local))
+    variant = (("INTRA", INTRA[blocks.intra]), ("WEIGHTED", int(blocks.weight is not None)), ("LOCAL", local))
     kernel = function("blocks", "blocks", dtype, blocks.indices.dtype, *variant)
     held, address = (call, blocks), ctypes.addressof(call)  # what is pointed to
 

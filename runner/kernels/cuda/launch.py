@@ -15,8 +15,8 @@ from runner.kernels.launching import OPERATION, REDUCE, STORAGE, activation_of, 
 from runner.kernels.parameters import SCORE, Epilogue, Scoring, sum_dtype
 
 _THREADS = 128  # a block
-_MAX_BLOCKS = 2**20  # kernels stride over what is left, so that no count of rows is too large for a grid
-_MAX_SLICES = 2**15
+MAX_BLOCKS = 2**20  # kernels stride over what is left, so that no count of rows is too large for a grid
+MAX_SLICES = 2**15
 _NUM_PARTS = 1024  # partial sums of a gradient that every row adds to
 
 
@@ -27,29 +27,29 @@ def spmm(
     """See the CPU's; ``reach`` is of no use here."""
     del reach
     num_rows, num_features = _num_rows(csr), x.shape[1]
-    y = _empty(num_rows, num_features, like=x)
-    places = _empty(num_rows, num_features, like=csr.indices) if with_places else None
+    y = empty(num_rows, num_features, like=x)
+    places = empty(num_rows, num_features, like=csr.indices) if with_places else None
     num_heads = 1 if weight is None else weight.shape[1]
     x = walkable(x)
-    vector = _vector_length(x, y)
-    group = _group(-(-num_features // vector))
+    vector = vector_length(x, y)
+    group = group_of(-(-num_features // vector))
     slices = -(-num_features // (group * vector))
     kind = weighting(weight is not None, col_scale, num_heads, num_features)
     variant = {"REDUCE": REDUCE[reduce], "WEIGHTING": kind, "PLACES": int(with_places)}
     run = library.function("spmm", "spmm", **_types(x, csr), GROUP=group, VEC=vector, **variant)
     _launch(
-        x.device, run, num_rows * group, min(slices, _MAX_SLICES), *_graph(csr), _pointer(x), x.stride(0), num_features,
-        _pointer(weight), num_heads, _pointer(epilogue.row_scale), _pointer(col_scale), _pointer(epilogue.bias),
-        *activation_of(epilogue), _pointer(y), _pointer(places),
+        x.device, run, num_rows * group, min(slices, MAX_SLICES), *_graph(csr), pointer(x), x.stride(0), num_features,
+        pointer(weight), num_heads, pointer(epilogue.row_scale), pointer(col_scale), pointer(epilogue.bias),
+        *activation_of(epilogue), pointer(y), pointer(places),
     )  # fmt: skip
     return y, places
 
 
 def epilogue_backward(dy: Tensor, y: Tensor, epilogue: Epilogue) -> Tensor:
     """See the CPU's."""
-    dz = _empty(*y.shape, like=y)
+    dz = empty(*y.shape, like=y)
     run = library.function("elementwise", "epilogue_backward", STORAGE=STORAGE[y.dtype], INDEX="int", GROUP=1, VEC=1)
-    _launch(y.device, run, y.numel(), 1, _pointer(dy), _pointer(y), *y.shape, *activation_of(epilogue), _pointer(dz))
+    _launch(y.device, run, y.numel(), 1, pointer(dy), pointer(y), *y.shape, *activation_of(epilogue), pointer(dz))
     return dz
 
 
@@ -59,12 +59,12 @@ def extremum_grad_x(
 ) -> Tensor:  # fmt: skip
     """See the CPU's."""
     num_rows, num_features = _num_rows(turned), dy.shape[1]
-    dx = _empty(num_rows, num_features, like=dy)
-    group = _group(num_features)
+    dx = empty(num_rows, num_features, like=dy)
+    group = group_of(num_features)
     run = library.function("extremum", "extremum_grad_x", **_types(dy, turned), GROUP=group, VEC=1)
     _launch(
-        dy.device, run, num_rows * group, 1, *_graph(turned), _pointer(entries), _pointer(places), _pointer(dy), num_features,
-        _pointer(weight), 1 if weight is None else weight.shape[1], _pointer(row_scale), _pointer(col_scale), _pointer(dx),
+        dy.device, run, num_rows * group, 1, *_graph(turned), pointer(entries), pointer(places), pointer(dy), num_features,
+        pointer(weight), 1 if weight is None else weight.shape[1], pointer(row_scale), pointer(col_scale), pointer(dx),
     )  # fmt: skip
     return dx
 
@@ -74,12 +74,12 @@ def extremum_grad_weight(
 ) -> Tensor:
     """See the CPU's."""
     x = walkable(x)
-    dweight = _empty(csr.indices.numel(), num_heads, like=dy)
-    group = _group(num_heads)
+    dweight = empty(csr.indices.numel(), num_heads, like=dy)
+    group = group_of(num_heads)
     run = library.function("extremum", "extremum_grad_weight", **_types(dy, csr), GROUP=group, VEC=1)
     _launch(
-        dy.device, run, _num_rows(csr) * group, 1, *_graph(csr), _pointer(places), _pointer(dy), _pointer(x), x.stride(0), dy.shape[1],
-        num_heads, _pointer(row_scale), _pointer(col_scale), _pointer(dweight),
+        dy.device, run, _num_rows(csr) * group, 1, *_graph(csr), pointer(places), pointer(dy), pointer(x), x.stride(0), dy.shape[1],
+        num_heads, pointer(row_scale), pointer(col_scale), pointer(dweight),
     )  # fmt: skip
     return dweight
 
@@ -88,31 +88,31 @@ def sddmm(csr: Csr, u: Tensor, v: Tensor, operation: str, num_heads: int) -> Ten
     """See the CPU's."""
     u, v = walkable(u), walkable(v)
     is_dot, num_features = operation == "dot", u.shape[1]
-    out = _empty(csr.indices.numel(), num_heads if is_dot else num_features, like=u)
-    group = _group(num_features // num_heads if is_dot else num_features)
+    out = empty(csr.indices.numel(), num_heads if is_dot else num_features, like=u)
+    group = group_of(num_features // num_heads if is_dot else num_features)
     operation_number = OPERATION[operation]
     run = library.function("sddmm", "sddmm", **_types(u, csr), GROUP=group, VEC=1, OPERATION=operation_number)
     _launch(
-        u.device, run, _num_rows(csr) * (num_heads if is_dot else 1) * group, 1, *_graph(csr), _pointer(u), u.stride(0), _pointer(v),
-        v.stride(0), num_features, num_heads, _pointer(out),
+        u.device, run, _num_rows(csr) * (num_heads if is_dot else 1) * group, 1, *_graph(csr), pointer(u), u.stride(0), pointer(v),
+        v.stride(0), num_features, num_heads, pointer(out),
     )  # fmt: skip
     return out
 
 
 def edge_softmax(csr: Csr, logits: Tensor) -> Tensor:
     """See the CPU's."""
-    out = _empty(*logits.shape, like=logits)
-    group = _group(_mean_degree(csr))
+    out = empty(*logits.shape, like=logits)
+    group = group_of(_mean_degree(csr))
     run = library.function("softmax", "edge_softmax", **_types(logits, csr), GROUP=group, VEC=1)
     items = _num_rows(csr) * logits.shape[1]
-    _launch(logits.device, run, items * group, 1, *_rows_only(csr), _pointer(logits), logits.shape[1], _pointer(out))
+    _launch(logits.device, run, items * group, 1, *_rows_only(csr), pointer(logits), logits.shape[1], pointer(out))
     return out
 
 
 def edge_softmax_backward(csr: Csr, out: Tensor, dout: Tensor) -> Tensor:
     """See the CPU's."""
-    dlogits = _empty(*out.shape, like=out)
-    group = _group(_mean_degree(csr))
+    dlogits = empty(*out.shape, like=out)
+    group = group_of(_mean_degree(csr))
     run = library.function("softmax", "edge_softmax_backward", **_types(out, csr), GROUP=group, VEC=1)
     items = _num_rows(csr) * out.shape[1]
     _launch(
@@ -121,10 +121,10 @@ def edge_softmax_backward(csr: Csr, out: Tensor, dout: Tensor) -> Tensor:
         items * group,
         1,
         *_rows_only(csr),
-        _pointer(out),
-        _pointer(dout),
+        pointer(out),
+        pointer(dout),
         out.shape[1],
-        _pointer(dlogits),
+        pointer(dlogits),
     )
     return dlogits
 
@@ -134,16 +134,16 @@ def gat(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """See the CPU's."""
     num_rows, (num_heads, channels) = _num_rows(csr), value.shape[1:]
-    out = _empty(num_rows, num_heads, channels, like=value)
+    out = empty(num_rows, num_heads, channels, like=value)
     sums = sum_dtype(value.dtype)
-    high, total, positive_share = (_empty(num_rows, num_heads, like=out, dtype=sums) for _ in range(3))
-    positive = _empty(*(out.shape if keeps else (0,)), like=out, dtype=sums)
+    high, total, positive_share = (empty(num_rows, num_heads, like=out, dtype=sums) for _ in range(3))
+    positive = empty(*(out.shape if keeps else (0,)), like=out, dtype=sums)
     saved = (out, high, total, positive, positive_share)
     widths = _widths(value, csr)
     run = library.function("gat", "gat", **widths, KEEPS=int(keeps))
     _launch(
-        value.device, run, num_rows * num_heads * int(widths["GROUP"]), 1, *_graph(csr), *map(_pointer, (value, key, query)), num_heads,
-        channels, *_gat_numbers(scoring), *map(_pointer, saved),
+        value.device, run, num_rows * num_heads * int(widths["GROUP"]), 1, *_graph(csr), *map(pointer, (value, key, query)), num_heads,
+        channels, *_gat_numbers(scoring), *map(pointer, saved),
     )  # fmt: skip
     return saved
 
@@ -154,20 +154,20 @@ def gat_backward(
     """See the CPU's."""
     value, _, query = operands
     out, high, total, positive, positive_share = saved
-    dvalue, dkey, dquery = (_empty(*operand.shape, like=operand) for operand in operands)
-    dot = _empty(*high.shape, like=high)
+    dvalue, dkey, dquery = (empty(*operand.shape, like=operand) for operand in operands)
+    dot = empty(*high.shape, like=high)
     shape = num_heads, _ = tuple(value.shape[1:])
     widths = _widths(value, turned)
     lanes = num_heads * int(widths["GROUP"])
     of_destinations = library.function("gat", "gat_backward_destinations", **widths, KEEPS=1)
     _launch(
-        value.device, of_destinations, query.shape[0] * lanes, 1, *map(_pointer, (dout, out, total, positive, positive_share)),
-        query.shape[0], *shape, float(scoring.slope), _pointer(dot), _pointer(dquery),
+        value.device, of_destinations, query.shape[0] * lanes, 1, *map(pointer, (dout, out, total, positive, positive_share)),
+        query.shape[0], *shape, float(scoring.slope), pointer(dot), pointer(dquery),
     )  # fmt: skip
     of_sources = library.function("gat", "gat_backward_sources", **widths, KEEPS=1)
     _launch(
-        value.device, of_sources, value.shape[0] * lanes, 1, *_graph(turned), *map(_pointer, operands), *shape,
-        *_gat_numbers(scoring), *map(_pointer, (dout, high, total, dot, dvalue, dkey)),
+        value.device, of_sources, value.shape[0] * lanes, 1, *_graph(turned), *map(pointer, operands), *shape,
+        *_gat_numbers(scoring), *map(pointer, (dout, high, total, dot, dvalue, dkey)),
     )  # fmt: skip
     return dvalue, dkey, dquery
 
@@ -177,14 +177,14 @@ def attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See the CPU's."""
     num_rows, (num_heads, channels) = _num_rows(csr), value.shape[1:]
-    out = _empty(num_rows, num_heads, channels, like=value)
-    high = _empty(num_rows, num_heads, like=out, dtype=sum_dtype(value.dtype))
-    total = _empty(num_rows, num_heads, like=high)
+    out = empty(num_rows, num_heads, channels, like=value)
+    high = empty(num_rows, num_heads, like=out, dtype=sum_dtype(value.dtype))
+    total = empty(num_rows, num_heads, like=high)
     variant = _attention_variant(value, csr, scoring)
     run = library.function("attention", "attention", **variant)
     _launch(
-        value.device, run, num_rows * num_heads * int(variant["GROUP"]), 1, *_graph(csr), _pointer(value), _pointer(key), _pointer(query),
-        _pointer(vector), num_heads, channels, *_told(scoring), _pointer(out), _pointer(high), _pointer(total),
+        value.device, run, num_rows * num_heads * int(variant["GROUP"]), 1, *_graph(csr), pointer(value), pointer(key), pointer(query),
+        pointer(vector), num_heads, channels, *_told(scoring), pointer(out), pointer(high), pointer(total),
     )  # fmt: skip
     return out, high, total
 
@@ -197,22 +197,20 @@ def attention_backward_sources(
     value, key, query, vector = operands
     out, high, total = saved
     num_heads, channels = value.shape[1:]
-    dvalue = _empty(*value.shape, like=value)
-    dkey = None if key is None else _empty(*key.shape, like=key)
-    dscore = _empty(turned.indices.numel(), num_heads, like=high)
-    dot = _empty(*high.shape, like=high)
+    dvalue = empty(*value.shape, like=value)
+    dkey = None if key is None else empty(*key.shape, like=key)
+    dscore = empty(turned.indices.numel(), num_heads, like=high)
+    dot = empty(*high.shape, like=high)
     variant = _attention_variant(value, turned, scoring)
     group = int(variant["GROUP"])
     dots = library.function("attention", "attention_dots", **variant)
     shape = (out.shape[0], num_heads, channels)
-    _launch(
-        value.device, dots, out.shape[0] * num_heads * group, 1, _pointer(out), _pointer(dout), *shape, _pointer(dot)
-    )
+    _launch(value.device, dots, out.shape[0] * num_heads * group, 1, pointer(out), pointer(dout), *shape, pointer(dot))
     run = library.function("attention", "attention_backward_sources", **variant)
     _launch(
-        value.device, run, value.shape[0] * num_heads * group, 1, *_graph(turned), _pointer(value), _pointer(key), _pointer(query),
-        _pointer(vector), num_heads, channels, *_told(scoring), _pointer(dout), _pointer(high), _pointer(total), _pointer(dot),
-        _pointer(dscore), _pointer(dvalue), _pointer(dkey),
+        value.device, run, value.shape[0] * num_heads * group, 1, *_graph(turned), pointer(value), pointer(key), pointer(query),
+        pointer(vector), num_heads, channels, *_told(scoring), pointer(dout), pointer(high), pointer(total), pointer(dot),
+        pointer(dscore), pointer(dvalue), pointer(dkey),
     )  # fmt: skip
     return dscore, dvalue, dkey
 
@@ -222,14 +220,14 @@ def attention_backward_destinations(
 ) -> tuple[Tensor, Tensor]:
     """See the CPU's."""
     num_heads, channels = value.shape[1:]
-    dquery = _empty(*query.shape, like=query)
+    dquery = empty(*query.shape, like=query)
     num_parts = max(1, min(_NUM_PARTS, query.shape[0]))
-    parts = _empty(num_parts, num_heads, channels, like=dscore, dtype=torch.float64)
+    parts = empty(num_parts, num_heads, channels, like=dscore, dtype=torch.float64)
     variant = _attention_variant(value, csr, scoring)
     run = library.function("attention", "attention_backward_destinations", **variant)
     _launch(
-        value.device, run, num_parts * num_heads * int(variant["GROUP"]), 1, *_graph(csr), _pointer(value), _pointer(query),
-        _pointer(vector), num_heads, channels, float(scoring.slope), _pointer(dscore), _pointer(dquery), _pointer(parts), num_parts,
+        value.device, run, num_parts * num_heads * int(variant["GROUP"]), 1, *_graph(csr), pointer(value), pointer(query),
+        pointer(vector), num_heads, channels, float(scoring.slope), pointer(dscore), pointer(dquery), pointer(parts), num_parts,
     )  # fmt: skip
     return dquery, parts.sum(0).to(vector.dtype)
 
@@ -241,7 +239,7 @@ def _attention_variant(value: Tensor, csr: Csr, scoring: Scoring) -> dict[str, s
 def _widths(value: Tensor, csr: Csr) -> dict[str, str | int]:
     """Return the macros of kernels whose groups of lanes own a row and head."""
     channels = value.shape[2]
-    group = _group(channels)
+    group = group_of(channels)
     chunks = next((size for size in CHUNKS if size * group >= channels), CHUNKS[-1])
     return {**_types(value, csr), "GROUP": group, "VEC": 1, "CHUNKS": chunks}
 
@@ -251,16 +249,16 @@ def _launch(
 ) -> None:
     """Run a kernel with about a lane for each unit of work; nothing to do, nothing launched."""
     if num_threads:
-        grid = (min(-(-num_threads // _THREADS), _MAX_BLOCKS), num_slices)
+        grid = (min(-(-num_threads // _THREADS), MAX_BLOCKS), num_slices)
         run(grid, (_THREADS,), arguments, device)
 
 
-def _group(wanted: int) -> int:
+def group_of(wanted: int) -> int:
     """Return the least group of lanes that has one for each of ``wanted``, at most a warp."""
     return next((size for size in GROUPS if size >= wanted), GROUPS[-1])
 
 
-def _vector_length(x: Tensor, y: Tensor) -> int:
+def vector_length(x: Tensor, y: Tensor) -> int:
     """Return how many features a lane may move at a time: 16 bytes of them where every row begins at a multiple of that, else 1."""
     length = WIDE_LOAD_BYTES // x.element_size()
     starts = (x.data_ptr(), x.stride(0) * x.element_size(), y.data_ptr())
@@ -289,16 +287,16 @@ def _num_rows(csr: Csr) -> int:
 
 
 def _graph(csr: Csr) -> tuple[int, int, int, int]:
-    return csr.indptr.data_ptr(), csr.indices.data_ptr(), _pointer(csr.entry_ids), _num_rows(csr)
+    return csr.indptr.data_ptr(), csr.indices.data_ptr(), pointer(csr.entry_ids), _num_rows(csr)
 
 
 def _rows_only(csr: Csr) -> tuple[int, int, int]:
-    return csr.indptr.data_ptr(), _pointer(csr.entry_ids), _num_rows(csr)
+    return csr.indptr.data_ptr(), pointer(csr.entry_ids), _num_rows(csr)
 
 
-def _pointer(tensor: Tensor | None) -> int:
+def pointer(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _empty(*shape: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def empty(*shape: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty(shape, dtype=dtype or like.dtype, device=like.device)

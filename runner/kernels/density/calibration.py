@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 from scipy.optimize import nnls
+from torch import Tensor
 
 from runner.kernels.adjacency import Adjacency
 from runner.kernels.cache import keep, kept
 from runner.kernels.cpu.build import processor
-from runner.kernels.density.candidates import KINDS, Candidates, cut
+from runner.kernels.cpu.library import core_cache_bytes
+from runner.kernels.density.candidates import CPU, KINDS, Allowed, Candidates, cut
 from runner.kernels.density.cost import WIDTHS, CostModel, counts_of, key_of
-from runner.kernels.formats import Factory, Work
+from runner.kernels.formats import Factory, Work, seconds
 
 _FORMAT = 1  # of what is kept
 _TILE_DENSITY = 0.0  # every community with an edge: cells then vary as entries don't
@@ -33,22 +34,29 @@ _GRAPHS = (
 _RUNS = 2  # of each kernel on each graph and width, after a first one
 
 
-def cost_model(extra: Sequence[Factory]) -> CostModel:
-    """Return the model of this machine, these libraries and this number of threads: from disk, else measured and kept."""
-    return _cost_model(tuple(extra), torch.get_num_threads())
+def cost_model(extra: Sequence[Factory], device: torch.device = CPU, unit: str = "fp32") -> CostModel:
+    """Return the model of this machine, these libraries and this number of threads: from disk, else measured and kept.
+
+    Args:
+        extra: kernels beside ours.
+        device: where products run.
+        unit: matrix units that may be used there.
+    """
+    return _cost_model(tuple(extra), torch.get_num_threads(), str(device), unit)
 
 
 @cache
-def _cost_model(extra: tuple[Factory, ...], num_threads: int) -> CostModel:
+def _cost_model(extra: tuple[Factory, ...], num_threads: int, where: str, unit: str) -> CostModel:
+    device = torch.device(where)
     names = [getattr(factory, "__name__", repr(factory)) for factory in extra]
-    told = (_FORMAT, names, torch.__version__, num_threads, processor())
+    told = (_FORMAT, names, torch.__version__, num_threads, processor(), device_name(device), unit)
     name = f"calibration/density-{hashlib.sha256(repr(told).encode()).hexdigest()[:24]}.json"
     rates = _kept_rates(name)
     if rates is None:
-        fitted = fit(measure(extra))
+        fitted = fit(measure(extra, device, unit), cache_bytes(device))
         keep(name, lambda file: file.write(json.dumps(fitted).encode()))
         rates = fitted
-    return CostModel(rates)
+    return CostModel(rates, cache_bytes(device))
 
 
 def _kept_rates(name: str) -> dict[str, list[float]] | None:
@@ -59,7 +67,7 @@ def _kept_rates(name: str) -> dict[str, list[float]] | None:
         stored = {str(key): [float(rate) for rate in rates] for key, rates in json.loads(path.read_text()).items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return None
-    num_rates = len(counts_of(Work(), WIDTHS[0]))
+    num_rates = len(counts_of(Work(), WIDTHS[0], 1))
     return stored if all(len(rates) == num_rates for rates in stored.values()) else None
 
 
@@ -73,42 +81,55 @@ class Sample:
     seconds: float
 
 
-def measure(extra: Sequence[Factory]) -> Iterator[Sample]:
+def measure(extra: Sequence[Factory], device: torch.device = CPU, unit: str = "fp32") -> Iterator[Sample]:
     """Time every kernel on every generated graph and calibrated width."""
     for number, shape in enumerate(_GRAPHS):
         for is_weighted in (False, True):
-            candidates = _example(*shape, is_weighted, number, extra)
+            candidates = _example(
+                *shape, is_weighted, number, partial(cut, extra=extra, allowed=Allowed(unit), device=device)
+            )
             for width in WIDTHS:
                 yield from _measure(candidates, width)
 
 
 def _measure(candidates: Candidates, width: int) -> Iterator[Sample]:
-    x = torch.randn(candidates.whole.adjacency.num_src, width)
+    device = candidates.whole.device
+    x = torch.randn(candidates.whole.adjacency.num_src, width, device=device)
     for kind in KINDS:
         for entry in candidates.formats(kind, [_TILE_DENSITY]):
             run = candidates.kernel(kind, entry).run
-            yield Sample(entry.name, entry.work, width, _seconds(lambda run=run: run(x)))  # type: ignore[misc]
-    y = torch.randn(x.shape)
-    yield Sample("add", Work(rows=len(x)), width, _seconds(lambda: y.add_(x)))
+            yield Sample(entry.name, entry.work, width, seconds_of(lambda run=run: run(x), device))  # type: ignore[misc]
+    y = torch.randn_like(x)
+    yield Sample("add", Work(rows=len(x)), width, seconds_of(lambda: y.add_(x), device))
 
 
-def _seconds(work: Callable[[], Any]) -> float:
-    times = []
-    for _ in range(_RUNS + 1):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
+def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
+    """Return the least time of some runs, after a first one."""
+    return min([seconds(work, device) for _ in range(_RUNS + 1)][1:])
 
 
-def fit(samples: Iterable[Sample]) -> dict[str, list[float]]:
+def cache_bytes(device: torch.device) -> int:
+    """Return the bytes of the cache that X may stay in: a core's own, a GPU's second level."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    return core_cache_bytes()
+
+
+def device_name(device: torch.device) -> str:
+    """Name the device that a measurement is of; the processor has its own."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def fit(samples: Iterable[Sample], cache_bytes: int) -> dict[str, list[float]]:
     """Fit rates by non-negative least squares to relative errors: a small product counts as much as a large one."""
     by_key: dict[str, list[Sample]] = {}
     for sample in samples:
         by_key.setdefault(key_of(sample.name, sample.work.is_weighted, sample.num_features), []).append(sample)
     rates = {}
     for key, group in by_key.items():
-        shares = np.array([counts_of(sample.work, sample.num_features) / sample.seconds for sample in group])
+        shares = np.array(
+            [counts_of(sample.work, sample.num_features, cache_bytes) / sample.seconds for sample in group]
+        )
         largest = shares.max(axis=0)
         scale = np.where(largest > 0, largest, 1)  # counts differ by six orders of magnitude
         found, _ = nnls(shares / scale, np.ones(len(group)))
@@ -117,12 +138,18 @@ def fit(samples: Iterable[Sample]) -> dict[str, list[float]]:
 
 
 def _example(
-    num_nodes: int, degree: int, inside: float, size: int, is_weighted: bool, seed: int, extra: Sequence[Factory]
+    num_nodes: int,
+    degree: int,
+    inside: float,
+    size: int,
+    is_weighted: bool,
+    seed: int,
+    cut: Callable[[Adjacency, Tensor, Tensor], Candidates],
 ) -> Candidates:
     """A random graph of communities side by side; a share of each row's entries is drawn from its own."""
     generator = torch.Generator().manual_seed(seed)
 
-    def draw(below: int) -> torch.Tensor:
+    def draw(below: int) -> Tensor:
         return torch.randint(0, below, (num_nodes * degree,), generator=generator)
 
     dst = draw(num_nodes)
@@ -132,4 +159,4 @@ def _example(
     graph = Adjacency.from_edges(pairs % num_nodes, pairs // num_nodes, num_nodes, num_nodes)
     values = torch.rand(graph.num_edges, generator=generator) if is_weighted else torch.ones(graph.num_edges)
     part_ptr = torch.cat([torch.arange(0, num_nodes, size), torch.tensor([num_nodes])])
-    return cut(graph, values, part_ptr, extra)
+    return cut(graph, values, part_ptr)

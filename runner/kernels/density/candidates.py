@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from runner.kernels.adjacency import Adjacency
@@ -19,6 +20,7 @@ from runner.kernels.formats import (
     Format,
     Kernel,
     Part,
+    coo_atomic,
     coo_torch,
     csr_binned,
     csr_native,
@@ -26,12 +28,26 @@ from runner.kernels.formats import (
     dense_blocks,
 )
 
+CPU = torch.device("cpu")
 KINDS = ("single", "owned", "intra", "inter")
 _FACTORIES: dict[str, tuple[Factory, ...]] = {
     "single": (csr_native, csr_binned, csr_torch),
     "intra": (csr_native, dense_blocks, csr_torch),
     "inter": (csr_native, csr_binned, coo_torch, csr_torch),
 }
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What changes results beyond the order of sums, on a GPU.
+
+    Attributes:
+        unit: ``fp32``; ``tf32`` or ``bf16`` let matrix units round factors inside communities.
+        atomics: sums in an order that changes from run to run.
+    """
+
+    unit: str = "fp32"
+    atomics: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +58,14 @@ class Candidates:
         whole: the matrix.
         intra, inter: its entries inside communities and the others; together the whole.
         extra: further kernels for every part, such as the framework's own.
+        allowed: what a user has to allow.
     """
 
     whole: Part
     intra: Part | None
     inter: Part | None
     extra: Sequence[Factory] = ()
+    allowed: Allowed = Allowed()
     _built: dict[tuple[str, str], Kernel] = field(default_factory=dict)
 
     def part(self, kind: str) -> Part:
@@ -64,10 +82,11 @@ class Candidates:
             tile_densities: of communities, from which their edges may be dense tiles.
         """
         if kind == "owned":
-            return [] if self._owned is None else self._owned.formats(tile_densities)
+            return [] if self._owned is None else self._owned.formats(tile_densities, self.allowed.unit)
         if kind != "single" and self.intra is None:
             return []
-        found = (factory(self.part(kind)) for factory in (*_FACTORIES[kind], *self.extra))
+        atomics = (coo_atomic,) if kind == "inter" and self.allowed.atomics else ()
+        found = (factory(self.part(kind)) for factory in (*_FACTORIES[kind], *atomics, *self.extra))
         return [entry for entry in found if entry is not None]
 
     def kernel(self, kind: str, entry: Format) -> Kernel:
@@ -88,7 +107,14 @@ class Candidates:
         return Owned(self.whole) if self.whole.part_ptr is not None and self.whole.adjacency.num_edges else None
 
 
-def cut(graph: Adjacency, values: Tensor, part_ptr: Tensor, extra: Sequence[Factory] = ()) -> Candidates:
+def cut(
+    graph: Adjacency,
+    values: Tensor,
+    part_ptr: Tensor,
+    extra: Sequence[Factory] = (),
+    allowed: Allowed = Allowed(),
+    device: torch.device = CPU,
+) -> Candidates:
     """Cut a matrix at the boundaries of communities.
 
     Args:
@@ -96,10 +122,18 @@ def cut(graph: Adjacency, values: Tensor, part_ptr: Tensor, extra: Sequence[Fact
         values: float32 [E], in the order of the entries.
         part_ptr: int64 [P + 1].
         extra: further kernels.
+        allowed: what a user has to allow.
+        device: where products run.
     """
-    whole = Part(graph, values, part_ptr)
+    whole = Part(graph, values, part_ptr, device)
     inside = whole.inside
     intra, inter = graph.select(inside), graph.select(~inside)
     if intra.num_edges + inter.num_edges != graph.num_edges:
         raise AssertionError(f"{intra.num_edges} edges inside and {inter.num_edges} outside are not {graph.num_edges}")
-    return Candidates(whole, Part(intra, values[inside], part_ptr), Part(inter, values[~inside]), extra)
+    return Candidates(
+        whole,
+        Part(intra, values[inside], part_ptr, device),
+        Part(inter, values[~inside], device=device),
+        extra,
+        allowed,
+    )

@@ -13,6 +13,7 @@ import torch
 
 from runner.kernels.cache import keep, kept
 from runner.kernels.cpu.build import processor
+from runner.kernels.density.calibration import device_name
 from runner.kernels.density.candidates import Candidates
 from runner.kernels.density.select import Choice, Rule, assemble
 
@@ -35,6 +36,7 @@ def key_of(candidates: Candidates, num_features: int, rule: Rule) -> str:
     names = [getattr(factory, "__name__", repr(factory)) for factory in candidates.extra]
     told = (
         _FORMAT, num_features, candidates.intra is None, rule, names, torch.__version__, torch.get_num_threads(), processor(),
+        device_name(whole.device), candidates.allowed,
     )  # fmt: skip
     digest.update(repr(told).encode())
     return digest.hexdigest()[:32]

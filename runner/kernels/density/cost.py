@@ -8,12 +8,12 @@ Legend: N rows, F features.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from runner.kernels.cpu.library import core_cache_bytes
 from runner.kernels.formats import Work
 
 Floats = npt.NDArray[np.float64]
@@ -26,14 +26,16 @@ class CostModel:
 
     Attributes:
         rates: by :func:`key_of`, in the order of :func:`counts_of`.
+        cache_bytes: of the cache that X may stay in.
     """
 
     rates: dict[str, list[float]]
+    cache_bytes: int
 
     def seconds(self, name: str, work: Work, num_features: int) -> float | None:
         """Return the prediction; None for a kernel that wasn't calibrated."""
         rates = self.rates.get(key_of(name, work.is_weighted, num_features))
-        return None if rates is None else float(counts_of(work, num_features) @ np.array(rates))
+        return None if rates is None else float(counts_of(work, num_features, self.cache_bytes) @ np.array(rates))
 
     def adding(self, num_rows: int, num_features: int) -> float:
         """Return the seconds of adding one result [N, F] to another."""
@@ -55,12 +57,12 @@ class CostModel:
         return None if with_it is None or without is None else with_it - without
 
 
-def counts_of(work: Work, num_features: int) -> Floats:
-    """Return what time is proportional to: a call, rows, near entries, far ones where X is in a core's cache and where not, cells.
+def counts_of(work: Work, num_features: int, cache_bytes: int) -> Floats:
+    """Return what time is proportional to: a call, rows, near entries, far ones where X fits in the cache and where not, cells.
 
     All but the call grow with the width from the calibrated one on.
     """
-    is_beyond = 4 * work.rows * num_features > core_cache_bytes()
+    is_beyond = 4 * work.rows * num_features > cache_bytes
     far, scale = work.entries - work.near, num_features / nearest_width(num_features)
     counts = [work.rows, work.near, 0 if is_beyond else far, far if is_beyond else 0, work.cells]
     return np.array([1.0, *(count * scale for count in counts)])
@@ -73,5 +75,5 @@ def nearest_width(num_features: int) -> int:
 
 def key_of(name: str, is_weighted: bool, num_features: int) -> str:
     """Name a set of rates; tiles from any density on have the same."""
-    family = "owned_tiles" if name.startswith("owned_tiles") else name
+    family = re.sub(r"(owned_tiles)_[\d.]+", r"\1", name)
     return f"{family}/{'weighted' if is_weighted else 'plain'}/{nearest_width(num_features)}"

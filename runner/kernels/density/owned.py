@@ -5,14 +5,16 @@ Legend: N nodes, E edges, F features, P communities, B nodes of a community.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from runner.kernels.cpu.blocks import Blocks, blocks_spmm
-from runner.kernels.formats import Format, Kernel, Part, num_bytes_of
+from runner.kernels.cpu.blocks import blocks_spmm
+from runner.kernels.formats import Format, Kernel, Part, SpMM, num_bytes_of
+from runner.kernels.launching import Blocks
 from runner.kernels.ops.backend import has_kernels
 
 _NUM_CHUNKS = 256  # of communities, about equal in work: enough for threads to share, few enough to cost nothing
@@ -53,12 +55,18 @@ class Owned:
         community = torch.searchsorted(self.part_ptr, pairs // largest, right=True) - 1
         return torch.bincount(community, minlength=self.sizes.numel())
 
-    def formats(self, tile_densities: Sequence[float]) -> list[Format]:
-        """Return all that are possible here."""
-        if not has_kernels(self._part.adjacency.device):
+    def formats(self, tile_densities: Sequence[float], unit: str = "fp32") -> list[Format]:
+        """Return all that are possible here.
+
+        Args:
+            tile_densities: from which communities are dense tiles.
+            unit: ``tf32`` or ``bf16``: tiles on a GPU's matrix units too.
+        """
+        if not has_kernels(self._part.device):
             return []
-        found = [self.rest(), self.local(), self.bits(), *map(self.tiles, tile_densities)]
-        return [entry for entry in found if entry is not None]
+        units = ("fp32", unit) if unit != "fp32" and self._part.device.type == "cuda" else ("fp32",)
+        tiles = [self.tiles(density, one) for density in tile_densities for one in units]
+        return [entry for entry in (self.rest(), self.local(), self.bits(), *tiles) if entry is not None]
 
     def rest(self) -> Format:
         """All edges in CSR: what ownership alone gives."""
@@ -66,7 +74,7 @@ class Owned:
             "owned_csr", self._part.work(), lambda: self._kernel("owned_csr", torch.zeros_like(self.inside), {})
         )
 
-    def tiles(self, least_density: float) -> Format | None:
+    def tiles(self, least_density: float, unit: str = "fp32") -> Format | None:
         """Communities of at least this density as dense tiles; None where there is none, or they would take too much memory."""
         has_tile = (self.density >= least_density) & (self._pairs > 0)
         cells = torch.where(has_tile, self.sizes.square(), 0)
@@ -76,21 +84,21 @@ class Owned:
         in_tile = self.inside & has_tile[self._community]
         num_held = int(in_tile.sum())
         work = self._part.work(self.inside.numel() - num_held, int(self.inside.sum()) - num_held, num_cells)
-        return Format(
-            f"owned_tiles_{least_density:g}", work, lambda: self._tiles(least_density, has_tile, cells, in_tile)
-        )
+        name = f"owned_tiles_{least_density:g}" + (f"_{unit}" if unit != "fp32" else "")
+        return Format(name, work, lambda: self._tiles(name, unit, has_tile, cells, in_tile))
 
-    def _tiles(self, least_density: float, has_tile: Tensor, cells: Tensor, in_tile: Tensor) -> Kernel:
+    def _tiles(self, name: str, unit: str, has_tile: Tensor, cells: Tensor, in_tile: Tensor) -> Kernel:
         starts = cells.cumsum(0) - cells
         community, adjacency = self._community[in_tile], self._part.adjacency
         row = adjacency.rows[in_tile] - self.part_ptr[community]
         place = starts[community] + row * self.sizes[community] + self._local[in_tile]
         tiles = torch.zeros(int(cells.sum())).index_add_(0, place, self._part.values[in_tile])
-        return self._kernel(
-            f"owned_tiles_{least_density:g}",
-            in_tile,
-            {"intra": "tiles", "starts": torch.where(has_tile, starts, -1), "inside": tiles},
-        )
+        inside: dict[str, Tensor | str] = {
+            "intra": "tiles",
+            "starts": torch.where(has_tile, starts, -1),
+            "inside": tiles,
+        }
+        return self._kernel(name, in_tile, inside, unit)
 
     def local(self) -> Format | None:
         """Ids of one byte inside communities of up to 256 nodes, of two up to 65 536; None beyond."""
@@ -123,7 +131,7 @@ class Owned:
         )
         return self._kernel("owned_bits", self.inside, {"intra": "bits", "starts": starts, "inside": bits})
 
-    def _kernel(self, name: str, held: Tensor, inside: dict[str, Tensor | str]) -> Kernel:
+    def _kernel(self, name: str, held: Tensor, inside: dict[str, Tensor | str], unit: str = "fp32") -> Kernel:
         """Return the kernel whose edges but those that ``held`` marks are in CSR."""
         adjacency, kept = self._part.adjacency, ~held
         counts = torch.bincount(adjacency.rows[kept], minlength=adjacency.num_dst)
@@ -135,7 +143,7 @@ class Owned:
             weight=self._part.values[kept] if self.is_weighted else None,
             **inside,  # type: ignore[arg-type]
         )
-        return Kernel(name, blocks_spmm(blocks), num_bytes_of(*blocks.tensors()))
+        return Kernel(name, _runner(blocks, self._part.device, unit), num_bytes_of(*blocks.tensors()), unit)
 
     def _chunks(self) -> Tensor:
         """Boundaries of communities, about equal in edges and rows."""
@@ -145,6 +153,21 @@ class Owned:
         inner = torch.searchsorted(done, wanted.to(done.dtype)) + 1
         ends = torch.tensor([0, done.numel()])
         return torch.unique(torch.cat([ends, inner.clamp(max=done.numel())]))
+
+
+def tile_density(name: str) -> float | None:
+    """Return from which density on a kernel has tiles; None for one without."""
+    found = re.fullmatch(r"owned_tiles_([\d.]+)(_\w+)?", name)
+    return None if found is None else float(found[1])
+
+
+def _runner(blocks: Blocks, device: torch.device, unit: str) -> SpMM:
+    if device.type != "cuda":
+        return blocks_spmm(blocks)
+    from runner.kernels.cuda import blocks as cuda
+
+    there = blocks.to(device)
+    return cuda.blocks_spmm(there) if unit == "fp32" else cuda.blocks_mma_spmm(there, unit)
 
 
 def _offsets(counts: Tensor) -> Tensor:

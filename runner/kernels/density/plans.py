@@ -17,7 +17,7 @@ from torch import Tensor
 from runner.kernels.adjacency import Adjacency
 from runner.kernels.density.autograd import SpMMFunction
 from runner.kernels.density.calibration import cost_model
-from runner.kernels.density.candidates import Candidates, cut
+from runner.kernels.density.candidates import CPU, Allowed, Candidates, cut
 from runner.kernels.density.choices import key_of, recall, remember
 from runner.kernels.density.cost import CostModel
 from runner.kernels.density.partition import Partition
@@ -46,6 +46,10 @@ class PlanOptions(Protocol):
     @property
     def keep_choices(self) -> bool: ...
     @property
+    def matrix_units(self) -> str: ...
+    @property
+    def atomics(self) -> bool: ...
+    @property
     def replay(self) -> Sequence[dict[str, Any]]: ...
 
 
@@ -71,9 +75,11 @@ class Plans:
         adjacency: Adjacency,
         parts: Partition,
         watch: Stopwatch,
+        device: torch.device = CPU,
     ) -> None:
         self.options, self.library_kernels, self.parts, self.watch = options, library_kernels, parts, watch
-        self.order, self.rank = parts.order, inverse(parts.order)
+        self.device, self.allowed = device, Allowed(options.matrix_units, options.atomics)
+        self.order, self.rank = parts.order.to(device), inverse(parts.order).to(device)
         self.adjacency: Adjacency = watch.measure("build", lambda: adjacency.permuted(parts.order))
         whole = Part(self.adjacency, self.adjacency.values(None), parts.part_ptr)
         self.num_intra = int(whole.inside.sum())
@@ -82,7 +88,7 @@ class Plans:
         self.intra_fraction = self.num_intra / max(self.adjacency.num_edges, 1)
         self.is_split = self.intra_fraction >= options.min_intra_fraction and self.num_intra < self.adjacency.num_edges
         degree = self.adjacency.in_degrees.clamp(min=1).float()
-        self.inverse_degree = (1 / degree).unsqueeze(1)
+        self.inverse_degree = (1 / degree).unsqueeze(1).to(device)
         self._matrices: list[Matrix] = []
 
     def constants(self, graph: OpGraph) -> dict[int, Tensor]:
@@ -147,6 +153,7 @@ class Plans:
         return known
 
     def _build(self, weight: Tensor | None) -> Matrix:
+        weight = None if weight is None else weight.cpu()
         is_symmetric = self.adjacency.is_symmetric(weight)
         forward = self._candidates(self.adjacency, weight)
         backward = forward if is_symmetric else self._candidates(self.adjacency.transposed, weight)
@@ -155,11 +162,10 @@ class Plans:
     def _candidates(self, adjacency: Adjacency, weight: Tensor | None) -> Candidates:
         values = adjacency.values(weight)
         if self.is_split:
-            return cut(adjacency, values, self.parts.part_ptr, self.library_kernels)
+            return cut(adjacency, values, self.parts.part_ptr, self.library_kernels, self.allowed, self.device)
         is_cut = self.intra_fraction >= self.options.min_intra_fraction and self.parts.part_ptr.numel() > 2
-        return Candidates(
-            Part(adjacency, values, self.parts.part_ptr if is_cut else None), None, None, self.library_kernels
-        )
+        whole = Part(adjacency, values, self.parts.part_ptr if is_cut else None, self.device)
+        return Candidates(whole, None, None, self.library_kernels, self.allowed)
 
     def _select(self, matrix: Matrix, width: int, direction: str) -> Choice:
         candidates = matrix.forward if direction == "forward" else matrix.backward
@@ -183,7 +189,8 @@ class Plans:
     @cached_property
     def cost_model(self) -> CostModel:
         """The model of this machine; measured where it isn't kept."""
-        model: CostModel = self.watch.measure("calibrate", partial(cost_model, self.library_kernels))
+        of_machine = partial(cost_model, self.library_kernels, self.device, self.allowed.unit)
+        model: CostModel = self.watch.measure("calibrate", of_machine)
         return model
 
     def forget_unchosen(self) -> None:
@@ -226,6 +233,14 @@ class Plans:
             for matrix in self._matrices
             for (width, direction), choice in matrix.choices.items()
         ]
+
+    @property
+    def unit(self) -> str:
+        """The coarsest that a chosen kernel rounds its factors to: fp32, tf32 or bf16."""
+        units = {
+            kernel.unit for matrix in self._matrices for choice in matrix.choices.values() for kernel in choice.kernels
+        }
+        return next((unit for unit in ("bf16", "tf32") if unit in units), "fp32")
 
     def portrait(self, own_order: Adjacency) -> Portrait:
         """What a picture of this decomposition shows."""

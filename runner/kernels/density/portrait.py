@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from runner.kernels.adjacency import Adjacency
+from runner.kernels.density.owned import tile_density
 from runner.kernels.formats import Part
 
 _CELLS = 240  # a side, at most
@@ -83,9 +84,9 @@ def _layers(whole: Part, densities: Tensor, names: Sequence[str]) -> dict[str, T
     (name,) = names
     if not name.startswith("owned"):
         return {name: None}
-    _, _, density = name.partition("owned_tiles_")
-    if density:
-        tiled = inside & (densities >= float(density))[whole.community[whole.adjacency.rows]]
+    density = tile_density(name)
+    if density is not None:
+        tiled = inside & (densities >= density)[whole.community[whole.adjacency.rows]]
         return {"dense tiles": tiled, "CSR (inside)": inside & ~tiled, "CSR (between)": ~inside}
     kind = {"owned_csr": "CSR", "owned_local": "short ids", "owned_bits": "bits"}[name]
     return {f"{kind} (inside)": inside, "CSR (between)": ~inside}

@@ -9,9 +9,9 @@ Legend: N rows, E edges, F features.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from statistics import median
 
@@ -22,7 +22,8 @@ from torch import Tensor
 from runner.errors import VerificationError
 from runner.kernels.density.candidates import KINDS, Candidates
 from runner.kernels.density.cost import CostModel
-from runner.kernels.formats import Format, Kernel, Part, SpMM
+from runner.kernels.density.owned import tile_density
+from runner.kernels.formats import Format, Kernel, Part, SpMM, seconds
 
 _SAMPLED_ROWS = 64
 # Of a community, from which its edges are a dense tile, where the cost model doesn't tell.
@@ -31,7 +32,8 @@ _SLACK = 1.6  # over the fastest prediction, within which a kernel is measured: 
 _MAX_PARTS = 2  # kernels of either part that are measured
 _BRIEF_S = 0.01  # a kernel's timed runs take at least so long together: brief ones are timed more often
 _MOST_TRIALS = 101
-_TOLERANCE = 1e-5  # of the sum of absolute products in a row
+# Of the sum of absolute products in a row; a matrix unit rounds both factors of a product.
+_TOLERANCE = {"fp32": 1e-5, "tf32": 1e-5 + 2.1 * 2**-11, "bf16": 1e-5 + 2.1 * 2**-8}
 _HUB = 1e5  # entries of a row that double it: a plain fp32 sum of 3·10^5 positive products was off by 1.9e-5 (measured)
 
 
@@ -94,14 +96,14 @@ def choose(candidates: Candidates, num_features: int, rule: Rule, model: CostMod
         return _by_model(candidates, lists, num_features, rule, model, predicted)
     if rule.selector == "measured" and predicted:
         lists = _worth_measuring(lists, predicted)
-    x = torch.randn(candidates.whole.adjacency.num_src, num_features, generator=torch.Generator().manual_seed(0))
+    x = _features(candidates.whole, num_features)
     tried: dict[str, float] = {}
     ranked: dict[str, list[Kernel]] = {}
     for kind, entries in lists.items():
         measured = _measure(
             candidates.part(kind), [candidates.kernel(kind, entry) for entry in entries], x, rule.num_trials
         )
-        tried |= {f"{kind}: {kernel.name}": seconds for kernel, seconds in measured}
+        tried |= {f"{kind}: {kernel.name}": time_s for kernel, time_s in measured}
         ranked[kind] = [kernel for kernel, _ in sorted(measured, key=lambda pair: pair[1])]
     finalists = _finalists(ranked, is_exhaustive=rule.selector == "exhaustive")
     choice = _final(candidates.whole, finalists, x, rule, tried)
@@ -126,10 +128,10 @@ def _predictions(lists: dict[str, list[Format]], num_features: int, model: CostM
     if model is None:
         return {}
     return {
-        f"{kind}: {entry.name}": seconds
+        f"{kind}: {entry.name}": time_s
         for kind, entries in lists.items()
         for entry in entries
-        if (seconds := model.seconds(entry.name, entry.work, num_features)) is not None
+        if (time_s := model.seconds(entry.name, entry.work, num_features)) is not None
     }
 
 
@@ -182,23 +184,23 @@ def _final(
     if len(finalists) == 1:
         reason = f"{single}, the fastest single kernel; nothing else comes near or is possible"
         return Choice(run_of(finalists[single]), finalists[single], tried, reason)
-    runs = [Kernel(name, run_of(kernels), 0) for name, kernels in finalists.items()]
-    seconds = {kernel.name: time_s for kernel, time_s in _measure(whole, runs, x, 2 * rule.num_trials)}
-    tried |= {f"final: {name}": time_s for name, time_s in seconds.items()}
-    name, reason = _decide(seconds, single, rule.min_gain)
+    runs = [as_one(kernels) for kernels in finalists.values()]
+    times = {kernel.name: time_s for kernel, time_s in _measure(whole, runs, x, 2 * rule.num_trials)}
+    tried |= {f"final: {name}": time_s for name, time_s in times.items()}
+    name, reason = _decide(times, single, rule.min_gain)
     return Choice(run_of(finalists[name]), finalists[name], tried, reason)
 
 
-def _decide(seconds: dict[str, float], single: str, min_gain: float) -> tuple[str, str]:
+def _decide(times: dict[str, float], single: str, min_gain: float) -> tuple[str, str]:
     """Return the name that wins against the single kernel's, and why."""
-    fastest = min(seconds, key=lambda name: seconds[name])
-    gain = 1 - seconds[fastest] / seconds[single]
+    fastest = min(times, key=lambda name: times[name])
+    gain = 1 - times[fastest] / times[single]
     if fastest != single and gain >= min_gain:
         return fastest, f"{fastest}, {gain:.0%} faster than {single}"
-    second = min((name for name in seconds if name != single), key=lambda name: seconds[name], default=None)
+    second = min((name for name in times if name != single), key=lambda name: times[name], default=None)
     if second is None:
         return single, f"{single}: nothing else is possible"
-    return single, f"{single} alone; {second} takes {seconds[second] / seconds[single]:.2f}× its time"
+    return single, f"{single} alone; {second} takes {times[second] / times[single]:.2f}× its time"
 
 
 def _by_model(
@@ -218,17 +220,22 @@ def _by_model(
     options: dict[str, tuple[tuple[str, Format], ...]] = {
         entry.name: ((kind, entry),) for kind, entry in best.items() if kind in ("single", "owned")
     }
-    seconds = {entry.name: time_of(kind, entry) for kind, entry in best.items() if kind in ("single", "owned")}
+    times = {entry.name: time_of(kind, entry) for kind, entry in best.items() if kind in ("single", "owned")}
     if "intra" in best:
         name = f"{best['intra'].name} + {best['inter'].name}"
         options[name] = (("intra", best["intra"]), ("inter", best["inter"]))
-        seconds[name] = sum(time_of(*part) for part in options[name])
-        seconds[name] += model.adding(candidates.whole.adjacency.num_dst, num_features)
-    name, reason = _decide(seconds, best["single"].name, rule.min_gain)
+        times[name] = sum(time_of(*part) for part in options[name])
+        times[name] += model.adding(candidates.whole.adjacency.num_dst, num_features)
+    name, reason = _decide(times, best["single"].name, rule.min_gain)
     kernels = tuple(candidates.kernel(kind, entry) for kind, entry in options[name])
-    x = torch.randn(candidates.whole.adjacency.num_src, num_features, generator=torch.Generator().manual_seed(0))
-    _sample(candidates.whole, x)(Kernel(name, run_of(kernels), 0))
+    x = _features(candidates.whole, num_features)
+    _sample(candidates.whole, x)(as_one(kernels))
     return Choice(run_of(kernels), kernels, {}, f"{reason}, by the cost model", predicted)
+
+
+def _features(part: Part, num_features: int) -> Tensor:
+    x = torch.randn(part.adjacency.num_src, num_features, generator=torch.Generator().manual_seed(0))
+    return x.to(part.device)
 
 
 def assemble(candidates: Candidates, names: Sequence[str]) -> Choice | None:
@@ -238,14 +245,20 @@ def assemble(candidates: Candidates, names: Sequence[str]) -> Choice | None:
     kinds = [("single", "owned")] if len(names) == 1 else [("intra",), ("inter",)]
     kernels: list[Kernel] = []
     for name, possible in zip(names, kinds, strict=True):
-        _, _, density = name.partition("owned_tiles_")
-        densities = [float(density)] if density else []
+        density = tile_density(name)
+        densities = [] if density is None else [density]
         known = ((kind, entry) for kind in possible for entry in candidates.formats(kind, densities))
         found = next(((kind, entry) for kind, entry in known if entry.name == name), None)
         if found is None:
             return None
         kernels.append(candidates.kernel(*found))
     return Choice(run_of(kernels), tuple(kernels), {}, f"{' + '.join(names)}, as in an earlier run")
+
+
+def as_one(kernels: Sequence[Kernel]) -> Kernel:
+    """Return one kernel that does what these do together."""
+    unit = next((kernel.unit for kernel in kernels if kernel.unit != "fp32"), "fp32")
+    return Kernel(" + ".join(kernel.name for kernel in kernels), run_of(kernels), 0, unit)
 
 
 def run_of(kernels: Sequence[Kernel]) -> SpMM:
@@ -266,9 +279,7 @@ def _measure(part: Part, kernels: list[Kernel], x: Tensor, num_trials: int) -> l
         if number >= num_trials and sum(map(sum, times.values())) >= _BRIEF_S * len(kernels):
             break
         for kernel in kernels:
-            start = time.perf_counter()
-            kernel.run(x)
-            times[kernel.name].append(time.perf_counter() - start)
+            times[kernel.name].append(seconds(partial(kernel.run, x), x.device))
     return [(kernel, median(times[kernel.name])) for kernel in kernels]
 
 
@@ -280,10 +291,10 @@ def _sample(part: Part, x: Tensor) -> Callable[[Kernel], None]:
     if num_rows > _SAMPLED_ROWS:  # the ends and the hub are where kernels go wrong
         drawn = np.random.default_rng(0).integers(0, num_rows, _SAMPLED_ROWS)
         rows = np.unique(np.concatenate([drawn, [0, num_rows - 1, int(degree.argmax()), int(degree.argmin())]]))
-    values, dense = part.values.double(), x.double().numpy()
+    values, dense = part.values.double(), x.double().cpu().numpy()
     expected = part.adjacency.matrix(values)[rows] @ dense
     scale = part.adjacency.matrix(values.abs())[rows] @ np.abs(dense)
-    allowed = _TOLERANCE * (1 + degree[rows, None] / _HUB) * scale + 1e-30
+    share = (1 + degree[rows, None] / _HUB) * scale
 
     def check(kernel: Kernel) -> None:
         found = kernel.run(x)
@@ -291,7 +302,8 @@ def _sample(part: Part, x: Tensor) -> Callable[[Kernel], None]:
             raise VerificationError(
                 f"kernel {kernel.name} returned shape {list(found.shape)} for {[num_rows, x.shape[1]]}"
             )
-        error = np.abs(found[torch.from_numpy(rows)].double().numpy() - expected)
+        error = np.abs(found[torch.from_numpy(rows).to(x.device)].double().cpu().numpy() - expected)
+        allowed = _TOLERANCE[kernel.unit] * share + 1e-30
         if not (error <= allowed).all():
             worst = np.unravel_index(int(np.argmax(error - allowed)), error.shape)
             raise VerificationError(

@@ -44,6 +44,8 @@ class DensityAdaptive:
     selector: str = "measured"
     num_trials: int = 7
     keep_choices: bool = True
+    matrix_units: str = "fp32"
+    atomics: bool = False
     replay: Sequence[dict[str, Any]] = ()
     on_progress: Progress | None = None
     name: str = "density_adaptive"
@@ -59,14 +61,15 @@ class DensityAdaptive:
     def plan(self, program: Program) -> tuple[PreparedDensity, Plans, OpGraph]:
         """As :meth:`prepare`; returns what was prepared, the plans with every kernel that was built, and the op graph of training."""
         watch = Stopwatch()
-        adjacency: Adjacency = watch.measure("build", program.adjacency)
+        there: Adjacency = watch.measure("build", program.adjacency)
+        adjacency = there.to("cpu")
         graphs = {training: watch.measure("capture", partial(program.capture, training)) for training in (True, False)}
         for graph in graphs.values():
             _require_spmm(graph)
         parts: Partition = watch.measure(
             "partition", lambda: partition(adjacency, self.partition, self.block_size, self.on_progress)
         )
-        plans = Plans(self, program.library_kernels, adjacency, parts, watch)
+        plans = Plans(self, program.library_kernels, adjacency, parts, watch, there.device)
         lowered = {
             training: Executable(graph, plans.lower, plans.constants(graph)) for training, graph in graphs.items()
         }
@@ -127,6 +130,7 @@ class PreparedDensity:
         self._order, self._rank = plans.order, plans.rank
         self.resident_bytes = plans.resident_bytes()
         self.report = plans.report()
+        self.rounding = {"fp32": 0.0, "tf32": 2.0**-11, "bf16": 2.0**-8}[plans.unit]
 
     def __call__(self, features: Tensor, training: bool) -> Tensor:
         return self._lowered[training](features)

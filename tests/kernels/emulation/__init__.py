@@ -44,9 +44,9 @@ def emulated(folder: Path, max_blocks: int = 3, guard: str = "end") -> Iterator[
 
     patch = pytest.MonkeyPatch()
     patch.setattr(library, "function", lambda source, name, **defines: _function(folder, source, name, **defines))
-    patch.setattr(launch, "_empty", empty)
-    patch.setattr(launch, "_MAX_BLOCKS", max_blocks)
-    patch.setattr(launch, "_MAX_SLICES", 2)
+    patch.setattr(launch, "empty", empty)
+    patch.setattr(launch, "MAX_BLOCKS", max_blocks)
+    patch.setattr(launch, "MAX_SLICES", 2)
     try:
         yield guarded
     finally:

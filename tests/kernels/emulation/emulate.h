@@ -1,6 +1,6 @@
 // A CUDA kernel on the host: a lane is a fiber, a warp's fibers meet at each exchange. Put before a .cu source; KERNEL names the kernel.
 //
-// What the kernels use is supplied: thread and block indices, shuffles over a full mask. A lane that ends, or takes another exchange, while
+// What the kernels use is supplied: thread and block indices, shared memory, barriers, shuffles over a full mask, atomic sums. A lane that ends, or takes another exchange, while
 // its warp waits at one is an error, as it is undefined on the device. A touch of memory that isn't mapped ends the call with an error, so
 // buffers between guard pages show every access outside them.
 #pragma once
@@ -17,6 +17,8 @@
 #define __global__
 #define __device__
 #define __host__
+#define __shared__ static  // of the block that runs; one does at a time
+#define EMULATED
 
 struct Index3 {
   unsigned x, y, z;
@@ -25,39 +27,42 @@ static Index3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulation {
 
-constexpr int kWarp = 32;
+constexpr int kWarp = 32, kMaxThreads = 256, kBarrier = -1;
 constexpr size_t kStackBytes = 128 << 10;
 struct Lane {
   ucontext_t context;
   char* stack;
   bool is_done, is_waiting;
   int exchanges;
-  int line;  // which exchange: its width and kind
+  int line;  // which exchange: its width and kind; or the barrier
 };
-static Lane lanes[kWarp];
+static Lane lanes[kMaxThreads];
 static ucontext_t scheduler;
 static int current;
-static unsigned first_thread;
-static uint64_t slots[2][kWarp];
+static uint64_t slots[2][kMaxThreads];
 static sigjmp_buf escape;
 enum Outcome { kFine, kFault, kDiverged };
 
-inline void resume(int lane) {
-  current = lane;
-  threadIdx.x = first_thread + lane;
-  swapcontext(&scheduler, &lanes[lane].context);
+inline void resume(int thread) {
+  current = thread;
+  threadIdx.x = thread;
+  swapcontext(&scheduler, &lanes[thread].context);
+}
+inline void wait(int line) {
+  Lane& me = lanes[current];
+  me.is_waiting = true, me.line = line;
+  swapcontext(&me.context, &scheduler);
 }
 
 // Publishes a value, waits for the whole warp, returns the value of a lane.
 template <class T>
 T exchange(T value, int from, int kind) {
-  const int parity = lanes[current].exchanges++ & 1, me = current;
+  const int me = current, parity = lanes[me].exchanges++ & 1;
   slots[parity][me] = 0;
   memcpy(&slots[parity][me], &value, sizeof value);
-  lanes[me].is_waiting = true, lanes[me].line = kind;
-  swapcontext(&lanes[me].context, &scheduler);
+  wait(kind);
   T found;
-  memcpy(&found, &slots[parity][from], sizeof found);
+  memcpy(&found, &slots[parity][me / kWarp * kWarp + from], sizeof found);
   return found;
 }
 
@@ -73,29 +78,46 @@ inline void lane_main() {
   swapcontext(&lanes[current].context, &scheduler);
 }
 
-inline void run_warp(unsigned thread) {
-  first_thread = thread;
-  for (int lane = 0; lane < kWarp; ++lane) {
-    Lane& l = lanes[lane];
+// Runs the lanes of a warp up to their next exchange, barrier or end; false once all have ended.
+inline bool advance(int warp) {
+  int num_waiting = 0, line = 0;
+  for (int thread = warp * kWarp; thread < (warp + 1) * kWarp; ++thread) {
+    if (lanes[thread].is_done) continue;
+    lanes[thread].is_waiting = false;
+    resume(thread);
+    if (!lanes[thread].is_waiting) continue;
+    if (num_waiting && line != lanes[thread].line) siglongjmp(escape, kDiverged);
+    line = lanes[thread].line;
+    ++num_waiting;
+  }
+  if (num_waiting != 0 && num_waiting != kWarp) siglongjmp(escape, kDiverged);
+  return num_waiting != 0;
+}
+
+// Runs a block: warps in turns, those at the barrier wait for all others.
+inline void run_block(int num_threads) {
+  for (int thread = 0; thread < num_threads; ++thread) {
+    Lane& l = lanes[thread];
     if (!l.stack) l.stack = static_cast<char*>(malloc(kStackBytes));
     getcontext(&l.context);
     l.context.uc_stack.ss_sp = l.stack, l.context.uc_stack.ss_size = kStackBytes, l.context.uc_link = nullptr;
     l.is_done = false, l.exchanges = 0;
     makecontext(&l.context, lane_main, 0);
   }
+  const int num_warps = num_threads / kWarp;
+  bool is_over[kMaxThreads / kWarp] = {}, is_held[kMaxThreads / kWarp] = {};
   for (;;) {
-    int num_waiting = 0, kind = 0;
-    for (int lane = 0; lane < kWarp; ++lane) {
-      if (lanes[lane].is_done) continue;
-      lanes[lane].is_waiting = false;
-      resume(lane);
-      if (!lanes[lane].is_waiting) continue;
-      if (num_waiting && kind != lanes[lane].line) siglongjmp(escape, kDiverged);
-      kind = lanes[lane].line;
-      ++num_waiting;
+    int num_over = 0, num_held = 0;
+    for (int warp = 0; warp < num_warps; ++warp) {
+      while (!is_over[warp] && !is_held[warp]) {
+        is_over[warp] = !advance(warp);
+        is_held[warp] = !is_over[warp] && lanes[warp * kWarp].line == kBarrier;
+      }
+      num_over += is_over[warp], num_held += is_held[warp];
     }
-    if (num_waiting == 0) return;
-    if (num_waiting != kWarp) siglongjmp(escape, kDiverged);
+    if (num_held == 0) return;
+    if (num_over) siglongjmp(escape, kDiverged);  // some ended without the barrier that others wait at
+    memset(is_held, 0, sizeof is_held);
   }
 }
 
@@ -103,6 +125,14 @@ inline void on_fault(int) { siglongjmp(escape, kFault); }
 
 }  // namespace emulation
 
+inline void __syncthreads() { emulation::wait(emulation::kBarrier); }
+inline int __ffsll(long long word) { return __builtin_ffsll(word); }
+template <class T>
+inline T atomicAdd(T* to, T more) {
+  const T before = *to;
+  *to += more;
+  return before;
+}
 template <class T>
 inline T __shfl_xor_sync(unsigned, T value, int mask, int width) {
   const int lane = int(threadIdx.x) % 32;

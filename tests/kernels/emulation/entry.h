@@ -23,7 +23,7 @@ extern "C" int emulate(void** arguments, unsigned grid_x, unsigned grid_y, unsig
     for (unsigned y = 0; y < grid_y; ++y)
       for (unsigned x = 0; x < grid_x; ++x) {
         blockIdx = {x, y, 0};
-        for (unsigned thread = 0; thread < threads; thread += kWarp) run_warp(thread);
+        run_block(int(threads));
       }
   }
   sigaction(SIGSEGV, &segv, nullptr), sigaction(SIGBUS, &bus, nullptr);
