@@ -260,6 +260,17 @@ def test_the_fastest_wins_and_all_that_was_tried_is_told(monkeypatch: pytest.Mon
     assert refused.names == ("slow",), "a gain of 30 % is not the 31 % asked for"
 
 
+def test_communities_with_hardly_an_edge_are_not_cut_off() -> None:
+    pairs = torch.combinations(torch.arange(10)).T
+    src, dst = torch.cat([pairs[0], torch.tensor([10, 25])]), torch.cat([pairs[1], torch.tensor([11, 5])])
+    graph = adjacency((src, dst, 30))
+    of = cut(graph, graph.values(None), torch.tensor([0, 10, 20, 30]))
+    assert of.intra is not None
+    assert of.inter is not None
+    assert of.intra.adjacency.num_edges == 45
+    assert of.inter.adjacency.num_edges == 2
+
+
 def test_long_rows_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binned, "_SEGMENT", 16)
     for name in ("hub", "random directed", "as many edges as nodes"):

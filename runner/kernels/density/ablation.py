@@ -89,7 +89,7 @@ def _pair(intra: Format | None, inter: Format | None) -> SpMM | None:
 
 def singles(plans: Plans, use: Use) -> dict[str, SpMM]:
     """Return every kernel for the whole renumbered matrix that doesn't know communities."""
-    entries = formats_of(use.candidates, use.num_features, plans.cost_model, all_densities=True)["single"]
+    entries = formats_of(use.candidates, use.num_features, plans.cost_model)["single"]
     return {entry.name: use.candidates.kernel("single", entry).run for entry in entries}
 
 
@@ -103,7 +103,7 @@ def all_candidates(
         seconds_of: times some runs; says which kernels for a part are fast.
     """
     candidates, found = use.candidates, dict[str, SpMM]()
-    lists = formats_of(candidates, use.num_features, plans.cost_model, all_densities=True)
+    lists = formats_of(candidates, use.num_features, plans.cost_model)
     for kind in ("single", "owned"):
         found |= {entry.name: candidates.kernel(kind, entry).run for entry in lists.get(kind, [])}
     parts: dict[str, list[Kernel]] = {}

@@ -29,6 +29,7 @@ from runner.kernels.formats import (
 )
 
 CPU = torch.device("cpu")
+_LEAST_EDGES_A_ROW = 0.5  # inside a community, on average
 KINDS = ("single", "owned", "intra", "inter")
 _FACTORIES: dict[str, tuple[Factory, ...]] = {
     "single": (csr_native, csr_binned, csr_torch),
@@ -115,7 +116,7 @@ def cut(
     allowed: Allowed = Allowed(),
     device: torch.device = CPU,
 ) -> Candidates:
-    """Cut a matrix at the boundaries of communities.
+    """Cut a matrix at the boundaries of communities. Edges of a community that has hardly any stay with those between communities.
 
     Args:
         graph: renumbered.
@@ -126,7 +127,7 @@ def cut(
         device: where products run.
     """
     whole = Part(graph, values, part_ptr, device)
-    inside = whole.inside
+    inside = whole.inside & _is_worthy(whole)[whole.community[graph.rows]]
     intra, inter = graph.select(inside), graph.select(~inside)
     if intra.num_edges + inter.num_edges != graph.num_edges:
         raise AssertionError(f"{intra.num_edges} edges inside and {inter.num_edges} outside are not {graph.num_edges}")
@@ -137,3 +138,11 @@ def cut(
         extra,
         allowed,
     )
+
+
+def _is_worthy(whole: Part) -> Tensor:
+    """bool [P]: whether a community has edges enough inside for a pass of its own over its rows."""
+    assert whole.part_ptr is not None
+    sizes = whole.part_ptr.diff()
+    edges = torch.bincount(whole.community[whole.adjacency.rows][whole.inside], minlength=sizes.numel())
+    return edges >= _LEAST_EDGES_A_ROW * sizes

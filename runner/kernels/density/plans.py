@@ -144,6 +144,7 @@ class Plans:
         return run
 
     def _matrix(self, weight: Tensor | None) -> Matrix:
+        weight = None if weight is None else weight.cpu()
         if weight is not None and bool((weight == 1).all()):
             weight = None  # ones, as APPNP's undropped edges: the same matrix as an unweighted sum
         known = next((matrix for matrix in self._matrices if _same(matrix.weight, weight)), None)
@@ -153,7 +154,6 @@ class Plans:
         return known
 
     def _build(self, weight: Tensor | None) -> Matrix:
-        weight = None if weight is None else weight.cpu()
         is_symmetric = self.adjacency.is_symmetric(weight)
         forward = self._candidates(self.adjacency, weight)
         backward = forward if is_symmetric else self._candidates(self.adjacency.transposed, weight)

@@ -26,7 +26,7 @@ from runner.kernels.density.owned import tile_density
 from runner.kernels.formats import Format, Kernel, Part, SpMM, seconds
 
 _SAMPLED_ROWS = 64
-# Of a community, from which its edges are a dense tile, where the cost model doesn't tell.
+# Of a community, from which its edges may be a dense tile, beside what the cost model tells.
 TILE_DENSITIES = (0.5, 0.25)
 _SLACK = 1.6  # over the fastest prediction, within which a kernel is measured: predictions are within 25 % for most
 _MAX_PARTS = 2  # kernels of either part that are measured
@@ -89,7 +89,7 @@ def choose(candidates: Candidates, num_features: int, rule: Rule, model: CostMod
     Raises:
         VerificationError: where a candidate's product is wrong.
     """
-    lists = formats_of(candidates, num_features, model, all_densities=rule.selector == "exhaustive")
+    lists = formats_of(candidates, num_features, model)
     predicted = _predictions(lists, num_features, model)
     if rule.selector == "analytic":
         assert model is not None
@@ -111,16 +111,13 @@ def choose(candidates: Candidates, num_features: int, rule: Rule, model: CostMod
     return Choice(choice.run, choice.kernels, choice.tried, choice.reason, predicted)
 
 
-def formats_of(
-    candidates: Candidates, num_features: int, model: CostModel | None, all_densities: bool = False
-) -> dict[str, list[Format]]:
-    """Return what is possible by kind, at least one entry each; communities become tiles from the density on that pays here."""
-    densities: Sequence[float] = TILE_DENSITIES
-    if model is not None:
-        least = model.least_tile_density(num_features, candidates.whole.is_weighted)
-        calibrated = () if least is None or least > 1 else (least,)
-        densities = sorted({*calibrated, *TILE_DENSITIES}) if all_densities else calibrated
-    found = {kind: candidates.formats(kind, densities) for kind in KINDS}
+def formats_of(candidates: Candidates, num_features: int, model: CostModel | None) -> dict[str, list[Format]]:
+    """Return what is possible by kind, at least one entry each; with tiles also from the density on that the model says pays here."""
+    densities = set(TILE_DENSITIES)
+    least = None if model is None else model.least_tile_density(num_features, candidates.whole.is_weighted)
+    if least is not None and least <= 1:
+        densities.add(least)
+    found = {kind: candidates.formats(kind, sorted(densities)) for kind in KINDS}
     return {kind: entries for kind, entries in found.items() if entries}
 
 
