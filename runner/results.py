@@ -110,12 +110,17 @@ def _flatten(nested: dict[str, Any], prefix: str) -> dict[str, Any]:
 def fingerprint(config: Config, data_hash: str) -> str:
     """Return a hash of what influences a run's result: the options that matter, the data, the code's version."""
     relevant = {name: value for name, value in flat_config(config).items() if not name.startswith(_WITHOUT_INFLUENCE)}
-    code = _git()
+    version, commit = code_version()
     text = json.dumps(
-        plain({"config": relevant, "data": data_hash, "version": _version("gearsail"), "code": code["commit"]}),
+        plain({"config": relevant, "data": data_hash, "version": version, "code": commit}),
         sort_keys=True,
     )
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def code_version() -> tuple[str | None, str | None]:
+    """Return the version of the package and the commit of the checkout, each None where there is none."""
+    return _version("gearsail"), _git()["commit"]
 
 
 def environment() -> dict[str, Any]:

@@ -31,6 +31,7 @@ KERNEL_OPS = (
     "attention_dot",
     "sparse_linear",
 )
+TABLE_DATASET_OPTIONS = ("root", "features", "labels", "download")  # of dataset: hold for every graph of the table
 TABLE_MODELS = ("gcn", "sage", "gin")
 GRAPH_MODELS = ("gcn", "gin", "custom")
 SAMPLED_MODELS = ("gcn", "sage", "gin", "gat", "gatv2", "custom")

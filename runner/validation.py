@@ -12,6 +12,7 @@ from runner.schema import (
     GRAPH_MODELS,
     KERNEL_HEADS,
     SAMPLED_MODELS,
+    TABLE_DATASET_OPTIONS,
     Config,
     ModelConfig,
     option_names,
@@ -46,6 +47,9 @@ MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
 }
 
 
+_FITTING_OPTIONS = (
+    "epochs", "schedule", "patience", "metric", "select", "repeats", "eval_every",
+)  # fmt: skip
 _ADAPTIVE_OPTIONS = (
     "partition", "block_size", "min_intra_fraction", "min_gain", "num_trials", "selector", "keep_choices", "picture", "matrix_units",
     "atomics",
@@ -351,6 +355,16 @@ def _readers(config: Config) -> Iterator[tuple[list[str], bool, str]]:
             task != "kernels",
             "task=kernels, which times ops on graphs of its own and on the files of dataset.root",
         )
+    is_table = task == "adaptgear_table"
+    shared = [f"dataset.{name}" for name in ("name", *TABLE_DATASET_OPTIONS)]
+    own = [name for name in option_names("dataset") if name not in shared]
+    yield own, not is_table, "task=adaptgear_table, whose graphs are task.datasets"
+    yield (
+        of("model", "name", "hidden", "num_layers"),
+        not is_table,
+        "task=adaptgear_table, whose models are task.models",
+    )
+    yield of("train", *_FITTING_OPTIONS), not is_table, "task=adaptgear_table, which times single steps"
     yield of("logger", "mode", "project", "entity", "group", "job_type", "tags", "timeout_s"), (
         config.logger.name == "wandb"
     ), f"logger={config.logger.name}"  # fmt: skip

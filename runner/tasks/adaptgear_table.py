@@ -9,24 +9,22 @@ import dataclasses
 import gc
 import hashlib
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
 
 from runner.errors import ConfigError, suggestion
 from runner.gnn.data import files
 from runner.gnn.data.graph_data import GraphData
 from runner.gnn.data.load import load
 from runner.gnn.data.named import stems_of
-from runner.kernels.density.ablation import STEPS
-from runner.results import fingerprint, plain, read_result
-from runner.schema import Config, DatasetConfig, parse_model
+from runner.progress import Bar
+from runner.results import code_version, fingerprint, plain, read_result
+from runner.schema import TABLE_DATASET_OPTIONS, Config, DatasetConfig, parse_model
 from runner.tasks.context import Context, check_against_data
+from runner.tasks.table_report import show, summarize
 from runner.tasks.table_rows import measure_row
-from runner.units import format_bytes
 
 
 def run(context: Context) -> dict[str, Any]:
@@ -37,27 +35,31 @@ def run(context: Context) -> dict[str, Any]:
     context.folder.update(fingerprint=fingerprint(config, ""), device="cpu")
     known = _earlier_rows(config.task.resume)
     rows: list[dict[str, Any]] = []
-    for name, dataset in _datasets(context).items():
-        data = load(dataset)
-        for model in config.task.models:
-            row_config = _row_config(config, dataset, model)
-            check_against_data(row_config, data)
-            key = _key(row_config, data)
-            row = known.get(key)
-            if row is None:
-                row = {
-                    "key": key,
-                    "dataset": name,
-                    **_model_of(row_config),
-                    **measure_row(row_config, data, context.say),
-                }
-            rows.append(row)
-            _tell(context, row, is_known=key in known)
-            context.folder.update(rows=rows)
-            gc.collect()
-    summary = _summary(rows)
-    _report(context, rows, summary)
+    datasets = _datasets(context)
+    with Bar(context.console, "rows", len(datasets) * len(config.task.models)) as bar:
+        for name, dataset in datasets.items():
+            data = load(dataset)
+            for model in config.task.models:
+                rows.append(_row(context, name, _row_config(config, dataset, model), data, known))
+                context.folder.update(rows=rows)
+                bar.step(f"{name} {model}")
+                gc.collect()
+    summary = summarize(rows)
+    show(context, rows, summary)
     return {"rows": rows, "summary": summary}
+
+
+def _row(
+    context: Context, name: str, config: Config, data: GraphData, known: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Return a row, from an earlier run where that has it, else measured."""
+    check_against_data(config, data)
+    key = _key(config, data)
+    row = known.get(key)
+    if row is None:
+        row = {"key": key, "dataset": name, **_model_of(config), **measure_row(config, data, context.say)}
+    _tell(context, row, is_known=key in known)
+    return row
 
 
 def _datasets(context: Context) -> dict[str, DatasetConfig]:
@@ -69,20 +71,20 @@ def _datasets(context: Context) -> dict[str, DatasetConfig]:
             raise ConfigError(f"task.graphs={name}: {suggestion(name, list(config.task.datasets))}")
     given = {
         option: value
-        for option in ("root", "features", "labels", "download")
+        for option in TABLE_DATASET_OPTIONS
         if (value := getattr(config.dataset, option)) != getattr(default, option)
     }
     if "features" in given:
         given["normalize"] = "none"  # the file's own features are what a row sum is for
-    found = {}
-    for name in wanted or config.task.datasets:
-        dataset = dataclasses.replace(config.task.datasets[name], **given)
-        if not wanted and not _is_at_hand(dataset):
-            context.say(f"{name} is left out: no file of it; dataset.root=FOLDER says where graphs are")
-            continue
-        found[name] = dataset
+    all_of_them = {name: dataclasses.replace(own, **given) for name, own in config.task.datasets.items()}
+    found = {name: all_of_them[name] for name in wanted} or {
+        name: dataset for name, dataset in all_of_them.items() if _is_at_hand(dataset)
+    }
     if not found:
         raise ConfigError("task.datasets is empty: +dataset@task.datasets.NAME=CHOICE adds a graph")
+    missing = [] if wanted else [name for name in all_of_them if name not in found]
+    if missing:
+        context.say(f"left out, no file at hand: {', '.join(missing)}; dataset.root=FOLDER says where graphs are")
     return found
 
 
@@ -113,7 +115,8 @@ def _key(config: Config, data: GraphData) -> str:
         for name in ("num_warmup", "num_steps", "case_seconds", "step_seconds", "peers")
     }
     text = json.dumps(
-        plain([told, task, data.content_hash, torch.get_num_threads(), torch.__version__]), sort_keys=True
+        plain([told, task, data.content_hash, code_version(), torch.get_num_threads(), torch.__version__]),
+        sort_keys=True,
     )
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -150,138 +153,3 @@ def _tell(context: Context, row: dict[str, Any], is_known: bool) -> None:
             )
         }
     )  # fmt: skip
-
-
-def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Geometric means, and the worst and best row, of each ratio."""
-    ratios = {
-        "aggregation_speedup_vs_dgl": [row["aggregation_speedup_vs_dgl"] for row in rows],
-        "step_speedup_vs_dgl": [row["step_speedup_vs_dgl"] for row in rows],
-        "ratio_to_oracle": [row["ratio_to_oracle"] for row in rows],
-        "speedup_vs_best_single": [row["speedup_vs_best_single"] for row in rows],
-    }
-    ratios |= {
-        f"aggregation_{step}": [row["aggregation_speedups"][step] for row in rows] for step in (*STEPS, "oracle")
-    }
-    peers = dict.fromkeys(name for row in rows for name in row["step_speedups"])
-    ratios |= {
-        f"step_{name}": [row["step_speedups"][name] for row in rows if name in row["step_speedups"]] for name in peers
-    }
-    return {
-        name: {"geomean": _geomean(values), "worst": min(values), "best": max(values), "num_rows": len(values)}
-        for name, values in ratios.items()
-    }
-
-
-def _geomean(values: list[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
-
-
-def _report(context: Context, rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
-    for name, title, columns, cells in (
-        _graphs(rows),
-        _ablation(rows, summary),
-        _whole_steps(rows, summary),
-    ):
-        table = Table(*columns, title=title)
-        for cell in cells:
-            table.add_row(*cell)
-        context.show(table)
-        context.sinks.table(name, columns, cells)
-    context.sinks.summary(
-        {f"{name}/{key}": entry[key] for name, entry in summary.items() for key in ("geomean", "worst")}
-    )
-
-
-_Section = tuple[str, str, list[str], list[list[str]]]
-
-
-def _label(row: dict[str, Any]) -> list[str]:
-    return [row["dataset"], f"{row['model']} {row['num_layers']}×{row['hidden']}"]
-
-
-def _graphs(rows: list[dict[str, Any]]) -> _Section:
-    columns = [
-        "dataset",
-        "model",
-        "N",
-        "E",
-        "degree",
-        "its CV",
-        "F",
-        "inside",
-        "density",
-        "kernels",
-        "Δ output",
-        "Δ gradient",
-    ]
-    cells = [
-        [
-            *_label(row),
-            str(row["num_nodes"]),
-            str(row["num_edges"]),
-            f"{row['mean_degree']:.1f}",
-            f"{row['degree_variation']:.1f}",
-            str(row["num_features"]),
-            f"{row['intra_fraction']:.0%}",
-            f"{row['intra_density']:.2g}",
-            "; ".join(row["kernels"]),
-            f"{row['max_output_diff']:.0e}",
-            f"{row['max_grad_diff']:.0e}",
-        ]
-        for row in rows
-    ]
-    return "graphs", "graphs, and what was chosen", columns, cells
-
-
-def _ablation(rows: list[dict[str, Any]], summary: dict[str, Any]) -> _Section:
-    steps = {
-        "native": "our CSR", "reorder": "+ reorder", "split": "+ split", "fixed": "+ fixed kernels", "adaptive": "+ adaptive",
-        "oracle": "oracle",
-    }  # fmt: skip
-    columns = ["dataset", "model", "DGL ms", *steps.values(), "vs best single", "of the oracle"]
-    cells = [
-        [
-            *_label(row),
-            f"{row['aggregation_ms']['framework']:.3f}",
-            *(f"{row['aggregation_speedups'][step]:.2f}×" for step in steps),
-            f"{row['speedup_vs_best_single']:.2f}×",
-            f"{row['ratio_to_oracle']:.3f}",
-        ]
-        for row in rows
-    ]
-    for what in ("geomean", "worst"):
-        cells.append(
-            [what, "", "", *(f"{summary[f'aggregation_{step}'][what]:.2f}×" for step in steps),
-             f"{summary['speedup_vs_best_single'][what]:.2f}×", f"{summary['ratio_to_oracle'][what]:.3f}"]
-        )  # fmt: skip
-    return "aggregation", "all sparse products of a training step, both directions, against DGL", columns, cells
-
-
-def _whole_steps(rows: list[dict[str, Any]], summary: dict[str, Any]) -> _Section:
-    names = [
-        name.removeprefix("step_") for name in summary if name.startswith("step_") and name != "step_speedup_vs_dgl"
-    ]
-    columns = [
-        "dataset", "model", "DGL ms", "ours ms", "quartiles", *names[1:], "preprocess s", "break-even", "peak memory",
-    ]  # fmt: skip
-    cells = []
-    for row in rows:
-        ours = row["step_ms"]["density_adaptive"]
-        cells.append(
-            [
-                *_label(row),
-                f"{row['step_ms']['baseline']['median']:.2f}",
-                f"{ours['median']:.2f}",
-                f"{ours['q1']:.2f} – {ours['q3']:.2f}",
-                *(f"{row['step_speedups'][name]:.2f}×" if name in row["step_speedups"] else "–" for name in names[1:]),
-                f"{row['preprocess_s']:.2f}",
-                "never" if row["break_even_epochs"] is None else f"{row['break_even_epochs']:.0f}",
-                format_bytes(row["peak_memory_bytes"]["density_adaptive"] + row["resident_bytes"]),
-            ]
-        )
-    for what in ("geomean", "worst"):
-        cells.append(
-            [what, "", "", "", "", *(f"{summary[f'step_{name}'][what]:.2f}×" for name in names[1:]), "", "", ""]
-        )
-    return "steps", "whole training steps against DGL", columns, cells

@@ -83,6 +83,8 @@ def measure_row(config: Config, data: GraphData, say: Callable[[str], None]) -> 
             for choice in report["choices"]
         ],
         "partition_s": report["partition_s"],
+        "build_s": prepared.preprocess_s.get("build", 0.0),
+        "tune_s": prepared.preprocess_s.get("select", 0.0),
         "preprocess_by_phase_s": prepared.preprocess_s,
         "max_output_diff": agreement.max_output_diff,
         "max_loss_diff": agreement.max_loss_diff,

@@ -112,7 +112,7 @@ def test_another_tasks_run_is_not_taken_up(run_experiment: Run, tmp_path: Path) 
 def test_graphs_without_a_file_are_left_out_and_named(run_experiment: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run_experiment(*QUICK, "task.graphs=[]")
     said = capsys.readouterr().out
-    assert "cora is left out: no file of it" in said
+    assert "left out, no file at hand: cora, citeseer" in said
 
 
 @pytest.mark.parametrize("name", ["gcn", "gin"])
