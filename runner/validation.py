@@ -325,7 +325,7 @@ def _readers(config: Config) -> Iterator[tuple[list[str], bool, str]]:
     )
     yield (
         of("dataset", "download"),
-        not (is_planted or is_file),
+        not (is_planted or is_file) or task == "adaptgear_table",
         "a dataset that is generated, or named by dataset.path",
     )
     yield of("dataset", "ids"), not is_planted or task == "kernels", "a generated dataset"
@@ -364,6 +364,7 @@ def _readers(config: Config) -> Iterator[tuple[list[str], bool, str]]:
         not is_table,
         "task=adaptgear_table, whose models are task.models",
     )
+    yield of("kernel", "name", "fallback", "picture"), not is_table, "task=adaptgear_table"
     yield of("train", *_FITTING_OPTIONS), not is_table, "task=adaptgear_table, which times single steps"
     yield of("logger", "mode", "project", "entity", "group", "job_type", "tags", "timeout_s"), (
         config.logger.name == "wandb"

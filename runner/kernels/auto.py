@@ -66,7 +66,7 @@ class Auto:
         return PreparedAuto(prepared[fastest], watch.seconds, steps, refused, reason)
 
     def _time(self, program: Program, prepared: dict[str, Prepared]) -> dict[str, float]:
-        """Return the median seconds of a step of each, in turns; generators and buffers are left as they were."""
+        """Return the median seconds of a step of each, in turns; torch's CPU generator and buffers are left as they were."""
         for one in prepared.values():
             program.verify(one)
         buffers = [(buffer, buffer.detach().clone()) for buffer in program.module.buffers()]
@@ -149,9 +149,13 @@ class PreparedAuto:
     def lowered(self) -> tuple[OpGraph, Executable] | None:
         return self._winner.lowered()
 
-    def explain(self) -> str:
+    def verdict(self) -> str:
+        """Say what was kept, what each took, and what can't take the model."""
         lines = [f"auto keeps {self._reason}"]
         ranked = sorted(self._steps.items(), key=lambda pair: pair[1])
         lines += [f"    {name:32} {format_seconds(seconds)} a step" for name, seconds in ranked]
         lines += [f"    {name:32} can't: {why}" for name, why in self._refused.items()]
-        return "\n".join([*lines, "", self._winner.explain()])
+        return "\n".join(lines)
+
+    def explain(self) -> str:
+        return f"{self.verdict()}\n\n{self._winner.explain()}"

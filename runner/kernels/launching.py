@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from runner.errors import UserError
 from runner.kernels.parameters import ACTIVATIONS, Epilogue
 
 STORAGE = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16"}  # what kernels call a dtype
@@ -34,6 +35,13 @@ def activation_of(epilogue: Epilogue) -> tuple[int, float, float, int]:
 def walkable(x: Tensor) -> Tensor:
     """Return x [M, F] with each row's elements side by side; the rows themselves may be apart."""
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
+
+
+def check_values(dtype: torch.dtype, *held: Tensor | None) -> None:
+    """Raise UserError where a matrix's values are of another dtype than what it multiplies: kernels read both as one type."""
+    for values in held:
+        if values is not None and values.dtype != dtype:
+            raise UserError(f"x is {dtype}, the matrix's values are {values.dtype}: they must be the same")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,11 +98,11 @@ def _last_uses(graph: OpGraph) -> list[list[int]]:
 
 
 def is_dropout(op: Op) -> bool:
-    """Whether an op draws random numbers: a dropout that is switched on."""
+    """Whether an op draws random numbers: a dropout that is switched on, and doesn't drop everything."""
     if not isinstance(op, Call) or op.function not in (torch.nn.functional.dropout, torch.dropout):
         return False
     probability, training = dropout_arguments(op)
-    return training and probability > 0
+    return training and 0 < probability < 1
 
 
 def dropout_arguments(op: Call) -> tuple[float, bool]:

@@ -274,6 +274,7 @@ def first_difference(
     place: Callable[[Tensor], Tensor],
     restore: Callable[[Tensor], Tensor],
     seed: int,
+    rounding: float = 0.0,
 ) -> str:
     """Name the first op whose value in ``lowered`` differs from plain torch.
 
@@ -283,6 +284,7 @@ def first_difference(
         features: float [N, F], in the graph's own order.
         place, restore: to and from the strategy's order of nodes.
         seed: of the dropout masks.
+        rounding: as in :func:`require`.
     """
     expected: list[tuple[Tensor, ...]] = []
     found: list[tuple[Op, tuple[Tensor, ...]]] = []
@@ -294,7 +296,7 @@ def first_difference(
     for wanted, (op, outputs) in zip(expected, found, strict=True):
         for ref, right, given in zip(op.outputs, wanted, outputs, strict=True):
             is_node = graph.values[ref.index].space == "node"
-            if relative_difference(right, restore(given) if is_node else given) > OUTPUT_TOLERANCE:
+            if relative_difference(right, restore(given) if is_node else given) > tolerances(rounding)[0]:
                 positions = (
                     "; a model that goes by nodes' positions needs kernel.partition=none"
                     if isinstance(op, Call)

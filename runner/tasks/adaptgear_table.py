@@ -20,11 +20,14 @@ from runner.gnn.data.graph_data import GraphData
 from runner.gnn.data.load import load
 from runner.gnn.data.named import stems_of
 from runner.progress import Bar
-from runner.results import code_version, fingerprint, plain, read_result
+from runner.results import code_version, cpu_name, fingerprint, plain, read_result
 from runner.schema import TABLE_DATASET_OPTIONS, Config, DatasetConfig, parse_model
 from runner.tasks.context import Context, check_against_data
 from runner.tasks.table_report import show, summarize
 from runner.tasks.table_rows import measure_row
+
+_KEY_OPTIONS = ("dataset", "model", "kernel")
+_FREE = {"dataset": ("root", "path", "download"), "model": (), "kernel": ("name", "fallback", "explain", "picture")}
 
 
 def run(context: Context) -> dict[str, Any]:
@@ -106,16 +109,18 @@ def _model_of(config: Config) -> dict[str, Any]:
 
 
 def _key(config: Config, data: GraphData) -> str:
-    """Name what a row depends on: data, options, code, threads."""
-    told = {group: dataclasses.asdict(getattr(config, group)) for group in ("dataset", "model", "kernel", "train")}
-    for name in ("root", "path", "download"):
-        told["dataset"].pop(name)
+    """Name what a row depends on: data, options, code, processor, threads."""
+    told = {group: dataclasses.asdict(getattr(config, group)) for group in _KEY_OPTIONS}
+    told = {group: {name: told[group][name] for name in told[group] if name not in _FREE[group]} for group in told}
+    told["train"] = {
+        name: getattr(config.train, name) for name in ("optimizer", "lr", "weight_decay", "momentum", "seed")
+    }
     task = {
         name: getattr(config.task, name)
         for name in ("num_warmup", "num_steps", "case_seconds", "step_seconds", "peers")
     }
     text = json.dumps(
-        plain([told, task, data.content_hash, code_version(), torch.get_num_threads(), torch.__version__]),
+        plain([told, task, data.content_hash, code_version(), cpu_name(), torch.get_num_threads(), torch.__version__]),
         sort_keys=True,
     )
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -84,7 +84,7 @@ def load(path: Path, config: Config, data_hash: str) -> Checkpoint:
     if not file.is_file():
         raise ConfigError(f"train.resume={path}: no {FILE} there")
     try:
-        stored = torch.load(file, weights_only=True)
+        stored = torch.load(file, weights_only=True, map_location="cpu")  # wherever it was trained
         fmt, options, stored_hash = stored["format"], dict(stored["options"]), str(stored["data_hash"])
         done, trainer, weights = list(stored["done"]), dict(stored["trainer"]), dict(stored["weights"])
         choices = list(stored["choices"])

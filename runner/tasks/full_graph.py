@@ -57,8 +57,7 @@ def make_strategy(
         return Native()
     if name == "auto":
         kept = next((choice["strategy"] for choice in replay if "strategy" in choice), None)
-        rest = [choice for choice in replay if "strategy" not in choice]
-        candidates = [make_strategy(one, kernel, rest, on_progress) for one in STRATEGIES if one != "auto"]
+        candidates = [make_strategy(one, kernel, replay, on_progress) for one in STRATEGIES if one != "auto"]
         return Auto(candidates=candidates, num_trials=kernel.num_trials, min_gain=kernel.min_gain, kept=kept)
     return DensityAdaptive(
         partition=kernel.partition,
@@ -70,7 +69,7 @@ def make_strategy(
         keep_choices=kernel.keep_choices,
         matrix_units=kernel.matrix_units,
         atomics=kernel.atomics,
-        replay=replay,
+        replay=[choice for choice in replay if "strategy" not in choice],  # auto's own
         on_progress=on_progress,
     )
 
@@ -189,7 +188,9 @@ class FullGraphExperiment:
             expected,
             found,
             lambda draw: answer_in_fp64(graph, self.features, loss, seed, expected, draw),
-            lambda: first_difference(graph, executable, self.features, prepared.place, prepared.restore, seed),
+            lambda: first_difference(
+                graph, executable, self.features, prepared.place, prepared.restore, seed, prepared.rounding
+            ),
             prepared.rounding,
         )
 
@@ -232,8 +233,19 @@ def prepare_strategy(
         prepared = Baseline().prepare(experiment.program)
     if kernel.explain:
         context.say(f"--- {prepared.name} ---\n{prepared.explain()}")
+    elif isinstance(prepared, PreparedAuto):
+        context.say(prepared.verdict())
+    _say_what_has_no_effect(context, experiment.device, name)
     _picture(context, prepared)
     return prepared
+
+
+def _say_what_has_no_effect(context: Context, device: torch.device, name: str) -> None:
+    kernel = context.config.kernel
+    given = [f"kernel.matrix_units={kernel.matrix_units}"] if kernel.matrix_units != "fp32" else []
+    given += ["kernel.atomics=true"] if kernel.atomics else []
+    if given and device.type != "cuda" and name in ("density_adaptive", "auto"):
+        context.say(f"note: {' and '.join(given)} has no effect on the CPU")
 
 
 def _picture(context: Context, prepared: Prepared) -> None:

@@ -47,13 +47,15 @@ def measure_row(config: Config, data: GraphData, say: Callable[[str], None]) -> 
     Args:
         config: with the row's dataset and model.
         data: the graph.
-        say: told what is left out, and why.
+        say: told what is left out, and why; and what was chosen, with ``kernel.explain``.
     """
     experiment = FullGraphExperiment(config, data, CPU)
     strategy = make_strategy("density_adaptive", config.kernel)
     assert isinstance(strategy, DensityAdaptive)
     prepared, plans, graph = strategy.plan(experiment.program)
     agreement = experiment.verify(prepared)
+    if config.kernel.explain:
+        say(f"--- {config.dataset.name}, {config.model.name} ---\n{prepared.explain()}")
     uses = ablation.uses_of(plans, graph)
     products = [_measure_use(experiment, plans, use, config.task.case_seconds) for use in uses]
     plans.forget_unchosen()
@@ -114,8 +116,7 @@ def _measure_use(experiment: FullGraphExperiment, plans: Plans, use: Use, budget
     best_single = min(single_names, key=lambda name: first[f"oracle: {name}"])
     finalists = list(dict.fromkeys([*ranked[:_NUM_FINALISTS], best_single]))
     again = seconds_of(
-        {name: steps[name] for name in ("framework", "adaptive")}
-        | {f"oracle: {name}": candidates[name] for name in finalists},
+        steps | {f"oracle: {name}": candidates[name] for name in finalists},
         budget_s,
     )
     oracle = min(finalists, key=lambda name: again[f"oracle: {name}"])
@@ -129,7 +130,7 @@ def _measure_use(experiment: FullGraphExperiment, plans: Plans, use: Use, budget
         "chosen": " + ".join(plans.chosen(use.matrix, use.num_features, use.direction).names),
         "oracle": oracle,
         "best_single": best_single,
-        "seconds": {name: again.get(name, first[name]) for name in steps}
+        "seconds": {name: again[name] for name in steps}
         | {"oracle": oracle_s, "best_single": again[f"oracle: {best_single}"]},
         "candidates_s": {name: first[f"oracle: {name}"] for name in candidates},
     }

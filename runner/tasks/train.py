@@ -39,8 +39,8 @@ class Run:
 
 
 MakeTrainer = Callable[[Run], Trainer]
-_BLOCKS_DO_NOT_PAY = "each batch draws others, and finding communities in one takes longer than all its products"
-_BATCHES_DO_NOT_PAY = "each batch is another graph, and finding communities in it takes longer than all its products"
+_BLOCKS_DO_NOT_PAY = "each batch draws others, and preparing for one takes longer than the step that it is for"
+_BATCHES_DO_NOT_PAY = "each batch is another graph, and preparing for one takes longer than the step that it is for"
 
 
 def run(context: Context) -> dict[str, Any]:

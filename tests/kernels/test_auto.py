@@ -89,6 +89,24 @@ def test_the_fastest_is_kept_and_the_others_are_told() -> None:
     assert "quick explained" in kept.explain()
 
 
+def test_steps_are_timed_in_training() -> None:
+    seen: list[bool] = []
+
+    class Watches(Slow):
+        def __call__(self, features: Tensor, training: bool) -> Tensor:
+            seen.append(training and MODULE.training)
+            return super().__call__(features, training)
+
+    class Watching(Naps):
+        def prepare(self, _program: Program) -> Prepared:
+            return Watches(self.name, 0.0)
+
+    MODULE.eval()
+    auto(Watching("baseline", 0.0), Watching("other", 0.0)).prepare(program())
+    assert seen
+    assert all(seen)
+
+
 def test_a_gain_below_the_margin_leaves_baseline() -> None:
     strategies = Naps("baseline", 0.02), Naps("little", 0.018)
     assert auto(*strategies, min_gain=0.5).prepare(program()).name == "baseline"

@@ -98,6 +98,41 @@ def test_what_is_predicted_to_be_slow_is_not_timed() -> None:
     assert {"single: csr_torch", "intra: dense_blocks"} <= set(choice.predicted)
 
 
+def test_where_the_model_is_off_what_it_left_out_is_timed_after_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All take a second on our clock; the model thinks that one takes a tenth of it, and another half."""
+    monkeypatch.setattr(select, "seconds", lambda work, _device: (work(), 1.0)[1])
+    model = model_of(**(ALL | {"csr_native": 0.1}), owned_csr=0.5)
+    choice = select.choose(candidates(), 8, Rule(num_trials=1), model)
+    assert "owned: owned_csr" in choice.tried
+    assert "single: csr_torch" not in choice.tried
+
+
+def test_what_is_not_predicted_is_timed_and_hides_nothing() -> None:
+    choice = select.choose(candidates(), 8, Rule(num_trials=1), model_of(csr_native=1.0, csr_torch=1.1))
+    assert {"single: csr_torch", "single: csr_binned", "owned: owned_csr"} <= set(choice.tried)
+
+
+def test_rates_belong_to_a_machine_and_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.kernels.cache.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(calibration.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(calibration, "measure", lambda *_: [Sample("csr_native", work(9, 9, 9), 16, 1.0)])
+
+    def count() -> int:
+        calibration._cost_model.cache_clear()
+        cost_model(())
+        return len(list(tmp_path.glob("calibration/*.json")))
+
+    assert [count(), count()] == [1, 1]
+    monkeypatch.setattr(calibration, "has_kernels", lambda _: False)
+    assert count() == 2
+    monkeypatch.setattr(calibration, "processor", lambda: "another")
+    assert count() == 3
+    monkeypatch.setattr(calibration.os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
+    monkeypatch.setattr(calibration, "processor", lambda: "a third, busy")
+    assert count() == 3, "what a crowded machine measured isn't kept"
+    calibration._cost_model.cache_clear()
+
+
 def test_the_exhaustive_selector_times_every_pair() -> None:
     choice = select.choose(candidates(), 8, Rule("exhaustive", num_trials=2), model_of(**ALL, owned_csr=0.1))
     pairs = [name for name in choice.tried if name.startswith("final: ") and " + " in name]
@@ -109,6 +144,7 @@ def test_the_rates_are_kept_and_measured_again_where_the_file_is_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("runner.kernels.cache.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(calibration.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     monkeypatch.setattr(calibration, "_GRAPHS", ((200, 6, 0.9, 20), (300, 12, 0.2, 20)))
     calibration._cost_model.cache_clear()
     first = cost_model(())

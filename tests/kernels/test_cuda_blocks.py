@@ -24,6 +24,10 @@ from runner.kernels.launching import Blocks
 
 GRAPHS = {name: adjacency(edges) for name, edges in WEIRD.items() if edges[2]}
 GRAPHS["17 nodes, int64"] = Adjacency.from_edges(*random_edges(17, 80)[:2], 17, 17, torch.int64)
+GRAPHS["a clique and long rows"] = adjacency(
+    symmetric((torch.cat([*torch.combinations(torch.arange(70)).T[:1], torch.arange(70, 280)]),
+               torch.cat([*torch.combinations(torch.arange(70)).T[1:], torch.full((210,), 3)]), 290))
+)  # fmt: skip
 GRAPHS["300 nodes"] = adjacency(symmetric(random_edges(300, 900)))
 WIDTHS = (1, 3, 8, 33, 64)
 
@@ -95,7 +99,9 @@ def test_cut_matrices_by_emulation(name: str, weighted: bool, side: str, built: 
     graph = GRAPHS[name]
     weight = torch.randn(graph.num_edges) if weighted else None
     with emulated(built, guard=side) as g:
-        for block_size, width in itertools.product((7, 100), WIDTHS):
+        large = [(290, 4)] if graph.num_dst > 256 else []
+        wide = [(7, 260), (100, 132)] if name in ("random symmetric", "a clique and long rows") else []
+        for block_size, width in [*itertools.product((7, 100), WIDTHS), *large, *wide]:
             x = torch.randn(graph.num_src, width)
             product, size = expected(graph, weight, x)
             for kind, blocks in cut(graph, block_size, weight):
@@ -112,7 +118,8 @@ def test_matrix_units_by_emulation(name: str, weighted: bool, unit: str, built: 
     weight = torch.randn(graph.num_edges) if weighted else None
     rounding = {"tf32": 2**-11, "bf16": 2**-8}[unit]  # of a factor; a product has two
     with emulated(built) as g:
-        for block_size, width in itertools.product((5, 40), WIDTHS):
+        wide = [(100, 8), (40, 132)] if name == "a clique and long rows" else []
+        for block_size, width in [*itertools.product((5, 40), WIDTHS), *wide]:
             x = torch.randn(graph.num_src, width)
             product, size = expected(graph, weight, x)
             for kind, blocks in cut(graph, block_size, weight):

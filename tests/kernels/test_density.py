@@ -19,8 +19,8 @@ from runner.errors import UserError, VerificationError
 from runner.kernels import formats
 from runner.kernels.adjacency import Adjacency
 from runner.kernels.cpu import binned
-from runner.kernels.density import choices, orders, select
-from runner.kernels.density.candidates import Candidates, cut
+from runner.kernels.density import calibration, choices, orders, select
+from runner.kernels.density.candidates import Allowed, Candidates, cut
 from runner.kernels.density.owned import Owned
 from runner.kernels.density.partition import Partition, partition, simple_copy
 from runner.kernels.density.portrait import portray
@@ -309,13 +309,13 @@ def test_an_unsplit_graph_has_whole_kernels_only() -> None:
 
 
 def test_a_choice_of_a_crowded_machine_is_not_kept(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices.os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
+    monkeypatch.setattr(calibration.os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
     choices.remember("some", select.choose(candidates(), 4, RULE))
     assert not list(fresh_cache.rglob("*.json"))
 
 
 def test_a_choice_is_kept_and_taken_again(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(calibration.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     of = candidates()
     key = choices.key_of(of, 4, RULE)
     assert choices.recall(key, of) is None
@@ -335,6 +335,57 @@ def test_a_choice_is_kept_and_taken_again(fresh_cache: Path, monkeypatch: pytest
     ):
         file.write_text(damage)
         assert choices.recall(key, of) is None
+
+
+def test_equal_duplicates_of_a_hub_are_no_wrong_kernel() -> None:
+    """The same term added over and over rounds the same way each time: a plain sum, as torch's, is off by far more than chance has it."""
+    src = torch.arange(30_500) % 65
+    dst = torch.cat([torch.zeros(30_000, dtype=torch.int64), torch.arange(500) % 65])
+    graph = Adjacency.from_edges(src * (torch.arange(30_500) < 30_000) % 7, dst, 65, 65)
+    of = cut(graph, graph.values(None), torch.tensor([0, 30, 65]))
+    for width in (1, 16):
+        assert select.choose(of, width, Rule("exhaustive", num_trials=1)).names
+
+
+def test_a_wrong_end_or_hub_of_many_rows_is_caught() -> None:
+    """Of more rows than are sampled, the ends and the hub always are."""
+    src, dst, num_nodes = symmetric(random_edges(500, 900))
+    graph = adjacency((torch.cat([src, torch.arange(300)]), torch.cat([dst, torch.full((300,), 250)]), num_nodes))
+    part = Part(graph, graph.values(None))
+    for row in (0, 250, 499):
+
+        def off(y: Tensor, row: int = row) -> Tensor:
+            y[row] += 1
+            return y
+
+        with pytest.raises(VerificationError, match=f"row {row}"):
+            select.choose(Candidates(part, None, None, [broken(off)]), 4, RULE)
+
+
+def test_a_partition_belongs_to_a_block_size(fresh_cache: Path) -> None:
+    graph = adjacency(random_edges(60, 300))
+    counts = [partition(graph, "metis", size).part_ptr.numel() for size in (10, 20, 10)]
+    assert counts[0] == counts[2] > counts[1]
+    assert len(list(fresh_cache.glob("partitions/*.npz"))) == 2
+
+
+def test_a_choice_belongs_to_weights_communities_and_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = adjacency(WEIRD["random symmetric"])
+    ends = torch.tensor([0, 20, 47])
+    ones, others = graph.values(None), torch.rand(graph.num_edges)
+    given = [
+        cut(graph, ones, ends),
+        cut(graph, others, ends),
+        cut(graph, ones, torch.tensor([0, 30, 47])),
+        cut(graph, ones, ends, allowed=Allowed("tf32")),
+        cut(graph, ones, ends, allowed=Allowed(atomics=True)),
+    ]
+    keys = [choices.key_of(of, 4, RULE) for of in given]
+    monkeypatch.setattr(choices, "has_kernels", lambda _: False)
+    keys.append(choices.key_of(given[0], 4, RULE))
+    monkeypatch.setattr(choices, "processor", lambda: "another")
+    keys.append(choices.key_of(given[0], 4, RULE))
+    assert len(set(keys)) == len(keys)
 
 
 def test_a_choice_belongs_to_a_matrix_a_width_a_rule_and_a_number_of_threads() -> None:

@@ -9,6 +9,8 @@ from torch.nn import functional as F
 
 from runner.kernels import dropout
 from runner.kernels.dropout import DropoutFunction, draw_mask, draws_as_torch
+from runner.kernels.lower import is_dropout
+from runner.kernels.opgraph import Call, Ref
 
 SHAPES = [(1,), (7,), (0, 5), (5, 0), (3, 1), (1, 3), (311, 2), (313, 16), (1000, 33), (60, 4, 5), (5000, 3)]
 
@@ -70,6 +72,12 @@ def test_dropped_values_and_gradients_are_torchs(dtype: torch.dtype) -> None:
     assert torch.allclose(results[0], results[2], rtol=tolerance)
     assert torch.allclose(results[1], results[3], rtol=tolerance)
     assert torch.equal(results[0] == 0, results[2] == 0)
+
+
+def test_dropping_everything_is_left_to_torch() -> None:
+    for probability, is_ours in ((0.0, False), (0.5, True), (1.0, False)):
+        call = Call((Ref(1),), F.dropout, (Ref(0), probability, True), {}, "here")
+        assert is_dropout(call) == is_ours
 
 
 def test_what_is_not_finite_stays_so() -> None:

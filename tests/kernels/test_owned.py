@@ -9,6 +9,7 @@ import torch
 from graphs import WEIRD, adjacency, random_edges, symmetric
 from torch import Tensor
 
+from runner.errors import UserError
 from runner.kernels.adjacency import Adjacency
 from runner.kernels.cpu import blocks
 from runner.kernels.density.owned import Owned
@@ -59,13 +60,17 @@ def test_communities_of_more_than_a_byte_of_ids(index: torch.dtype) -> None:
     check(entry.build(), graph, None)
 
 
-def test_a_hub_rounds_as_a_short_row() -> None:
+@pytest.mark.parametrize("block_size", [8, 50])
+def test_a_hub_rounds_as_a_short_row(block_size: int) -> None:
     num_edges = 100_000
     graph = adjacency((torch.randint(0, 50, (num_edges,)), torch.zeros(num_edges, dtype=torch.int64), 50))
-    kernel = owned(graph, 8).rest().build()
+    of = owned(graph, block_size)
+    local = of.local()
+    assert local is not None
     x = torch.rand(50, 5)
     expected = torch.from_numpy(graph.matrix(graph.values(None)).toarray()).double() @ x.double()
-    assert torch.allclose(kernel.run(x).double(), expected, rtol=5e-6), "a plain running sum is off by 2e-4"
+    for entry in (of.rest(), local):
+        assert torch.allclose(entry.build().run(x).double(), expected, rtol=5e-6), "a plain running sum is off by 2e-4"
 
 
 def test_bits_are_for_plain_pairs() -> None:
@@ -109,6 +114,20 @@ def test_a_wrong_kernel_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = owned(graph, 8).rest().build()
     with pytest.raises(AssertionError, match="owned_csr"):
         check(kernel, graph, None)
+
+
+def test_another_dtype_than_the_matrixs_is_refused() -> None:
+    graph = adjacency(random_edges(40, 300))
+    for kernel in kernels(owned(graph, 8, torch.rand(300))):
+        with pytest.raises(UserError, match=r"x is torch.float64, the matrix's values are torch.float32"):
+            kernel.run(torch.ones(40, 3, dtype=torch.float64))
+
+
+def test_asking_for_rows_ahead_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for an X too large for a core's cache."""
+    monkeypatch.setattr(blocks, "core_cache_bytes", lambda: 0)
+    src, dst, num_nodes = symmetric(random_edges(700, 6000))
+    check(owned(adjacency((src, dst, num_nodes)), 32).rest().build(), adjacency((src, dst, num_nodes)), None)
 
 
 def test_threads_do_not_change_a_bit() -> None:

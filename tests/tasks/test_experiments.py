@@ -572,6 +572,11 @@ def test_auto_trains_on_what_it_kept(run_experiment: Run, tmp_path: Path) -> Non
     again = run_experiment(*options, f"train.resume={tmp_path / 'first'}", folder="second")
     assert again["strategy"] == record["strategy"]
     assert again["strategy_report"]["step_s"] == {}, "the winner is kept, not measured again"
+    options = [option for option in options if option != "kernel=auto"]
+    by_hand = run_experiment(
+        *options, "kernel=density_adaptive", f"train.resume={tmp_path / 'first'}", folder="by hand"
+    )
+    assert by_hand["strategy"] == "density_adaptive"
     attention = run_experiment(*SMALL, "kernel=auto", "model=gat", "train.epochs=2", folder="third")
     assert "computes on edges" in attention["strategy_report"]["refused"]["density_adaptive"]
 

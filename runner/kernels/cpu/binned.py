@@ -14,6 +14,7 @@ from torch import Tensor
 
 from runner.kernels.cpu.library import core_cache_bytes, function
 from runner.kernels.cpu.memory import empty
+from runner.kernels.launching import check_values
 
 _SEGMENT = 2048  # entries of a hub that a thread takes at a time
 _NUM_CHUNKS = 256  # of the other rows
@@ -91,6 +92,7 @@ def binned_spmm(binned: Binned) -> Callable[[Tensor], Tensor]:
     def run(x: Tensor) -> Tensor:
         width, dtype = x.shape[1], x.dtype
         if (width, dtype) not in calls:
+            check_values(dtype, binned.weight)
             calls[width, dtype] = _call(binned, width, x.element_size())
         kernel = function("binned", "binned", dtype, binned.indices.dtype, ("WEIGHTED", weighted))
         y = empty(num_rows, width, dtype=dtype)

@@ -55,11 +55,16 @@ struct Pass {
     const int64_t first = c.part_ptr[part];
     if constexpr (INTRA == kLocal) {
       const LOCAL* ids = static_cast<const LOCAL*>(c.local_indices);
-      for (int64_t k = c.local_indptr[row]; k < c.local_indptr[row + 1]; ++k) {
-        if (WEIGHTED)
-          sums.add(row_of_x(first + ids[k]), offset, value(c.local_weight + k));
-        else
-          sums.add(row_of_x(first + ids[k]), offset);
+      for (int64_t at = c.local_indptr[row], end = c.local_indptr[row + 1]; at < end; at += kBank) {
+        Sums<W, NV> bank;
+        bank.clear();
+        for (int64_t k = at; k < (end - at < kBank ? end : at + kBank); ++k) {
+          if (WEIGHTED)
+            bank.add(row_of_x(first + ids[k]), offset, value(c.local_weight + k));
+          else
+            bank.add(row_of_x(first + ids[k]), offset);
+        }
+        sums.add(bank);
       }
     }
     if constexpr (INTRA == kBits) {

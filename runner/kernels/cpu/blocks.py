@@ -14,7 +14,7 @@ from torch import Tensor
 
 from runner.kernels.cpu.library import core_cache_bytes, function
 from runner.kernels.cpu.memory import empty
-from runner.kernels.launching import INTRA, Blocks
+from runner.kernels.launching import INTRA, Blocks, check_values
 
 
 class BlocksCall(ctypes.Structure):
@@ -32,7 +32,7 @@ class BlocksCall(ctypes.Structure):
 
 
 def blocks_spmm(blocks: Blocks) -> Callable[[Tensor], Tensor]:
-    """Return the product with a matrix: contiguous float [N, F] -> [N, F]."""
+    """Return the product with a matrix: contiguous float32 [N, F] -> [N, F]; float64 where the matrix is."""
     calls: dict[tuple[int, torch.dtype], Callable[[Tensor], Tensor]] = {}
 
     def run(x: Tensor) -> Tensor:
@@ -45,6 +45,7 @@ def blocks_spmm(blocks: Blocks) -> Callable[[Tensor], Tensor]:
 
 
 def _ready(blocks: Blocks, num_features: int, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    check_values(dtype, blocks.weight, blocks.inside if blocks.intra == "tiles" else None, blocks.inside_weight)
     num_nodes = blocks.indptr.numel() - 1
     call = BlocksCall(
         part_ptr=_pointer(blocks.part_ptr), chunks=_pointer(blocks.chunks), num_chunks=blocks.chunks.numel() - 1,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from runner.kernels.cuda import launch, library
 from runner.kernels.cuda.library import INDEX
-from runner.kernels.launching import INTRA, STORAGE, Blocks
+from runner.kernels.launching import INTRA, STORAGE, Blocks, check_values
 
 _THREADS = 128  # a block
 _SHARED_BYTES = 48 * 2**10  # that every GPU gives a block unasked
@@ -27,6 +27,7 @@ def blocks_spmm(blocks: Blocks) -> Callable[[Tensor], Tensor]:
     num_parts = blocks.part_ptr.numel() - 1
 
     def run(x: Tensor) -> Tensor:
+        check_values(x.dtype, blocks.weight, blocks.inside if blocks.intra == "tiles" else None, blocks.inside_weight)
         y = launch.empty(*x.shape, like=x)
         vector = launch.vector_length(x, y)
         group = launch.group_of(-(-x.shape[1] // vector))
@@ -61,6 +62,7 @@ def blocks_mma_spmm(blocks: Blocks, unit: str) -> Callable[[Tensor], Tensor]:
     num_parts = blocks.part_ptr.numel() - 1
 
     def run(x: Tensor) -> Tensor:
+        check_values(torch.float32, x, blocks.weight, blocks.inside)
         y = launch.empty(*x.shape, like=x)
         columns = next((count for count in MMA_COLUMNS if 8 * count >= x.shape[1]), MMA_COLUMNS[-1])
         function = library.function(
@@ -88,6 +90,7 @@ def coo_spmm(rows: Tensor, columns: Tensor, weight: Tensor | None, num_rows: int
     """
 
     def run(x: Tensor) -> Tensor:
+        check_values(x.dtype, weight)
         y = launch.empty(num_rows, x.shape[1], like=x).zero_()
         if not rows.numel():
             return y

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -21,9 +22,10 @@ from runner.kernels.adjacency import Adjacency
 from runner.kernels.cache import keep, kept
 from runner.kernels.cpu.build import processor
 from runner.kernels.cpu.library import core_cache_bytes
-from runner.kernels.density.candidates import CPU, KINDS, Allowed, Candidates, cut
+from runner.kernels.density.candidates import CPU, KINDS, NOTHING, Allowed, Candidates, cut
 from runner.kernels.density.cost import WIDTHS, CostModel, counts_of, key_of
 from runner.kernels.formats import Factory, Work, seconds
+from runner.kernels.ops.backend import has_kernels
 
 _FORMAT = 1  # of what is kept
 _TILE_DENSITY = 0.0  # every community with an edge: cells then vary as entries don't
@@ -31,30 +33,41 @@ _TILE_DENSITY = 0.0  # every community with an edge: cells then vary as entries 
 _GRAPHS = (
     (1000, 6, 0.9, 50), (3000, 20, 0.6, 50), (12_000, 5, 0.5, 60), (12_000, 20, 0.1, 60), (3000, 40, 0.95, 25), (10_000, 24, 0.9, 60),
 )  # fmt: skip
+_SPARE = 0.5  # of a processor's time that others may take
 _RUNS = 2  # of each kernel on each graph and width, after a first one
 
 
-def cost_model(extra: Sequence[Factory], device: torch.device = CPU, unit: str = "fp32") -> CostModel:
+def cost_model(extra: Sequence[Factory], device: torch.device = CPU, allowed: Allowed = NOTHING) -> CostModel:
     """Return the model of this machine, these libraries and this number of threads: from disk, else measured and kept.
 
     Args:
         extra: kernels beside ours.
         device: where products run.
-        unit: matrix units that may be used there.
+        allowed: what a user has allowed there.
     """
-    return _cost_model(tuple(extra), torch.get_num_threads(), str(device), unit)
+    return _cost_model(tuple(extra), torch.get_num_threads(), str(device), allowed)
 
 
 @cache
-def _cost_model(extra: tuple[Factory, ...], num_threads: int, where: str, unit: str) -> CostModel:
+def _cost_model(extra: tuple[Factory, ...], num_threads: int, where: str, allowed: Allowed) -> CostModel:
     device = torch.device(where)
     names = [getattr(factory, "__name__", repr(factory)) for factory in extra]
-    told = (_FORMAT, names, torch.__version__, num_threads, processor(), device_name(device), unit)
+    told = (
+        _FORMAT,
+        names,
+        torch.__version__,
+        num_threads,
+        processor(),
+        device_name(device),
+        has_kernels(device),
+        allowed,
+    )
     name = f"calibration/density-{hashlib.sha256(repr(told).encode()).hexdigest()[:24]}.json"
     rates = _kept_rates(name)
     if rates is None:
-        fitted = fit(measure(extra, device, unit), cache_bytes(device))
-        keep(name, lambda file: file.write(json.dumps(fitted).encode()))
+        fitted = fit(measure(extra, device, allowed), cache_bytes(device))
+        if not is_crowded():
+            keep(name, lambda file: file.write(json.dumps(fitted).encode()))
         rates = fitted
     return CostModel(rates, cache_bytes(device))
 
@@ -81,12 +94,12 @@ class Sample:
     seconds: float
 
 
-def measure(extra: Sequence[Factory], device: torch.device = CPU, unit: str = "fp32") -> Iterator[Sample]:
+def measure(extra: Sequence[Factory], device: torch.device = CPU, allowed: Allowed = NOTHING) -> Iterator[Sample]:
     """Time every kernel on every generated graph and calibrated width."""
     for number, shape in enumerate(_GRAPHS):
         for is_weighted in (False, True):
             candidates = _example(
-                *shape, is_weighted, number, partial(cut, extra=extra, allowed=Allowed(unit), device=device)
+                *shape, is_weighted, number, partial(cut, extra=extra, allowed=allowed, device=device)
             )
             for width in WIDTHS:
                 yield from _measure(candidates, width)
@@ -113,6 +126,16 @@ def cache_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
     return core_cache_bytes()
+
+
+def is_crowded() -> bool:
+    """Whether more threads want to run than there are processors, by the last minute's mean."""
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > _num_processors() + _SPARE
+
+
+def _num_processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def device_name(device: torch.device) -> str:

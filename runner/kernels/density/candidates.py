@@ -13,6 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from runner.errors import VerificationError
 from runner.kernels.adjacency import Adjacency
 from runner.kernels.density.owned import Owned
 from runner.kernels.formats import (
@@ -51,6 +52,9 @@ class Allowed:
     atomics: bool = False
 
 
+NOTHING = Allowed()
+
+
 @dataclass(frozen=True, eq=False)
 class Candidates:
     """One direction of one matrix. Without intra and inter nothing is split.
@@ -66,7 +70,7 @@ class Candidates:
     intra: Part | None
     inter: Part | None
     extra: Sequence[Factory] = ()
-    allowed: Allowed = Allowed()
+    allowed: Allowed = NOTHING
     _built: dict[tuple[str, str], Kernel] = field(default_factory=dict)
 
     def part(self, kind: str) -> Part:
@@ -86,8 +90,12 @@ class Candidates:
             return [] if self._owned is None else self._owned.formats(tile_densities, self.allowed.unit)
         if kind != "single" and self.intra is None:
             return []
-        atomics = (coo_atomic,) if kind == "inter" and self.allowed.atomics else ()
-        found = (factory(self.part(kind)) for factory in (*_FACTORIES[kind], *atomics, *self.extra))
+        factories = [*_FACTORIES[kind], *self.extra]
+        if kind == "inter" and self.whole.device.type == "cuda":
+            factories.append(coo_atomic)
+            if not self.allowed.atomics:  # torch's sum by index adds atomically there too
+                factories = [factory for factory in factories if factory not in (coo_torch, coo_atomic)]
+        found = (factory(self.part(kind)) for factory in factories)
         return [entry for entry in found if entry is not None]
 
     def kernel(self, kind: str, entry: Format) -> Kernel:
@@ -113,7 +121,7 @@ def cut(
     values: Tensor,
     part_ptr: Tensor,
     extra: Sequence[Factory] = (),
-    allowed: Allowed = Allowed(),
+    allowed: Allowed = NOTHING,
     device: torch.device = CPU,
 ) -> Candidates:
     """Cut a matrix at the boundaries of communities. Edges of a community that has hardly any stay with those between communities.
@@ -125,12 +133,15 @@ def cut(
         extra: further kernels.
         allowed: what a user has to allow.
         device: where products run.
+
+    Raises:
+        VerificationError: where the two parts don't have the graph's edges.
     """
     whole = Part(graph, values, part_ptr, device)
     inside = whole.inside & _is_worthy(whole)[whole.community[graph.rows]]
     intra, inter = graph.select(inside), graph.select(~inside)
-    if intra.num_edges + inter.num_edges != graph.num_edges:
-        raise AssertionError(f"{intra.num_edges} edges inside and {inter.num_edges} outside are not {graph.num_edges}")
+    if not torch.equal(intra.in_degrees + inter.in_degrees, graph.in_degrees):
+        raise VerificationError("the edges inside communities and those between them are not the graph's edges")
     return Candidates(
         whole,
         Part(intra, values[inside], part_ptr, device),

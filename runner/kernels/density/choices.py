@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 
 import torch
 
 from runner.kernels.cache import keep, kept
 from runner.kernels.cpu.build import processor
-from runner.kernels.density.calibration import device_name
+from runner.kernels.density.calibration import device_name, is_crowded
 from runner.kernels.density.candidates import Candidates
 from runner.kernels.density.select import Choice, Rule, assemble
+from runner.kernels.ops.backend import has_kernels
 
 _FORMAT = 2  # of what is kept, and of the kernels that names stand for
-_SPARE = 0.5  # of a processor's time that others may take
 
 
 def key_of(candidates: Candidates, num_features: int, rule: Rule) -> str:
@@ -36,7 +35,7 @@ def key_of(candidates: Candidates, num_features: int, rule: Rule) -> str:
     names = [getattr(factory, "__name__", repr(factory)) for factory in candidates.extra]
     told = (
         _FORMAT, num_features, candidates.intra is None, rule, names, torch.__version__, torch.get_num_threads(), processor(),
-        device_name(whole.device), candidates.allowed,
+        device_name(whole.device), has_kernels(whole.device), candidates.allowed,
     )  # fmt: skip
     digest.update(repr(told).encode())
     return digest.hexdigest()[:32]
@@ -56,29 +55,19 @@ def recall(key: str, candidates: Candidates) -> Choice | None:
     found = assemble(candidates, names) if len(names) in (1, 2) else None
     if found is None:
         return None
-    return Choice(found.run, found.kernels, tried, f"{reason} (measured in an earlier run)", predicted)
+    return Choice(found.run, found.kernels, tried, f"{reason} (decided in an earlier run)", predicted)
 
 
 def remember(key: str, choice: Choice) -> None:
     """Keep a choice that was measured, unless other work had its share of the processors: then all threads wait for the slowest, every
     kernel takes about as long, and what won by chance would be kept for good.
     """
-    if _is_crowded():
+    if is_crowded():
         return
     stored = {
         "kernels": choice.names, "tried_s": choice.tried, "predicted_s": choice.predicted, "reason": choice.reason
     }  # fmt: skip
     keep(_file(key), lambda file: file.write(json.dumps(stored).encode()))
-
-
-def _is_crowded() -> bool:
-    """Whether more threads want to run than there are processors, by the last minute's mean."""
-    return hasattr(os, "getloadavg") and os.getloadavg()[0] > _num_processors() + _SPARE
-
-
-def _num_processors() -> int:
-    """Return how many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _file(key: str) -> str:

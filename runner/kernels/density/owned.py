@@ -64,7 +64,7 @@ class Owned:
         """
         if not has_kernels(self._part.device):
             return []
-        units = ("fp32", unit) if unit != "fp32" and self._part.device.type == "cuda" else ("fp32",)
+        units = ("fp32", unit) if unit != "fp32" and _has_matrix_units(self._part.device) else ("fp32",)
         tiles = [self.tiles(density, one) for density in tile_densities for one in units]
         return [entry for entry in (self.rest(), self.local(), self.bits(), *tiles) if entry is not None]
 
@@ -159,6 +159,11 @@ def tile_density(name: str) -> float | None:
     """Return from which density on a kernel has tiles; None for one without."""
     found = re.fullmatch(r"owned_tiles_([\d.]+)(_\w+)?", name)
     return None if found is None else float(found[1])
+
+
+def _has_matrix_units(device: torch.device) -> bool:
+    """Whether a device multiplies tf32 and bf16: from compute capability 8 on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
 
 
 def _runner(blocks: Blocks, device: torch.device, unit: str) -> SpMM:

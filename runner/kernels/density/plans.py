@@ -90,6 +90,7 @@ class Plans:
         degree = self.adjacency.in_degrees.clamp(min=1).float()
         self.inverse_degree = (1 / degree).unsqueeze(1).to(device)
         self._matrices: list[Matrix] = []
+        self.calibration_s = 0.0  # paid once a machine, not once a graph: in no phase of the preparation
 
     def constants(self, graph: OpGraph) -> dict[int, Tensor]:
         """The graph's constants, those with a row a node renumbered."""
@@ -189,8 +190,9 @@ class Plans:
     @cached_property
     def cost_model(self) -> CostModel:
         """The model of this machine; measured where it isn't kept."""
-        of_machine = partial(cost_model, self.library_kernels, self.device, self.allowed.unit)
-        model: CostModel = self.watch.measure("calibrate", of_machine)
+        watch = Stopwatch()
+        model: CostModel = watch.measure("all", partial(cost_model, self.library_kernels, self.device, self.allowed))
+        self.calibration_s = watch.seconds["all"]
         return model
 
     def forget_unchosen(self) -> None:
@@ -207,6 +209,7 @@ class Plans:
             "partition_s": self.parts.seconds,
             "partition_bytes": self.parts.peak_bytes,
             "partition_kept": self.parts.is_kept,
+            "calibration_s": self.calibration_s,
             "num_parts": int(sizes.numel()),
             "mean_part_size": float(sizes.mean()),
             "intra_fraction": self.intra_fraction,
@@ -246,7 +249,7 @@ class Plans:
         """What a picture of this decomposition shows."""
         whole = Part(self.adjacency, self.adjacency.values(None), self.parts.part_ptr)
         chosen = [
-            (f"width {width} {direction}", choice.names)
+            (f"width {width} {direction}" + (" and backward" if matrix.is_symmetric else ""), choice.names)
             for matrix in self._matrices
             for (width, direction), choice in matrix.choices.items()
         ]

@@ -28,6 +28,8 @@ from runner.kernels.opgraph import Aggregate, Call, Op, OpGraph
 from runner.kernels.strategy import Prepared, Program, Stopwatch
 from runner.units import format_bytes, format_seconds
 
+_BRIEF_S = 0.1
+
 
 @dataclass(frozen=True, kw_only=True)
 class DensityAdaptive:
@@ -165,18 +167,28 @@ class PreparedDensity:
         )
         histogram = report["density_histogram"]
         shares = (f"{at / len(histogram):g}: {count}" for at, count in enumerate(histogram) if count)
+        if report["calibration_s"] > _BRIEF_S:
+            lines.append(
+                f"kernels were compiled and calibrated on this machine, once, in {format_seconds(report['calibration_s'])}"
+            )
         lines.append(f"communities by density, from {', from '.join(shares)}")
         for choice in report["choices"]:
             both = " and backward" if choice["is_symmetric"] else ""
             weighted = ", weighted" if choice["weighted"] else ""
             lines.append(f"width {choice['num_features']}, {choice['direction']}{both}{weighted}: {choice['reason']}")
-            lines += [
-                f"    {name:32} {format_seconds(seconds)}"
-                for name, seconds in sorted(choice["tried_s"].items(), key=lambda pair: pair[1])
-            ]
-            left_out = {name: s for name, s in choice["predicted_s"].items() if name not in choice["tried_s"]}
-            lines += [
-                f"    {name:32} {format_seconds(seconds)} predicted, not timed"
-                for name, seconds in sorted(left_out.items(), key=lambda pair: pair[1])
-            ]
+            lines += _times(choice["tried_s"], choice["predicted_s"])
         return "\n".join(lines)
+
+
+def _times(tried: dict[str, float], predicted: dict[str, float]) -> list[str]:
+    """A line a candidate: what it took, what the cost model said, and which were left out for that."""
+
+    def by_time(times: dict[str, float]) -> list[tuple[str, float]]:
+        return sorted(times.items(), key=lambda pair: pair[1])
+
+    def of_model(name: str) -> str:
+        return f"   ({format_seconds(predicted[name])} predicted)" if name in predicted else ""
+
+    lines = [f"    {name:40} {format_seconds(time_s):>8}{of_model(name)}" for name, time_s in by_time(tried)]
+    left_out = {name: time_s for name, time_s in predicted.items() if name not in tried}
+    return lines + [f"    {name:40} not timed{of_model(name)}" for name, _ in by_time(left_out)]
