@@ -17,11 +17,13 @@ from torch import Tensor
 
 from runner.kernels.adjacency import Adjacency
 from runner.kernels.cpu.binned import bin_rows, binned_spmm
+from runner.kernels.cpu.library import last_cache_bytes
 from runner.kernels.ops import spmm
 from runner.kernels.ops.backend import has_kernels
 
 SpMM = Callable[[Tensor], Tensor]
 Factory = Callable[["Part"], "Format | None"]
+_filler = torch.empty(0)
 _MAX_DENSE_BYTES = 2**30  # dense blocks above this are never worth their memory: they'd be streamed on each call
 
 
@@ -121,15 +123,32 @@ class Kernel:
     unit: str = "fp32"
 
 
-def seconds(work: Callable[[], Any], device: torch.device) -> float:
-    """Return how long a call takes, what it starts on a GPU included."""
+def seconds(work: Callable[[], Any], device: torch.device, between_bytes: int = 0) -> float:
+    """Return how long a call takes, what it starts on a GPU included.
+
+    Args:
+        work: the call.
+        device: where it runs.
+        between_bytes: other data that is touched before it, as other ops of a training step do: a kernel that jumps about in its
+            arrays does well in a loop of its own, where they stay in caches.
+    """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    else:
+        touch(between_bytes)
     start = time.perf_counter()
     work()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - start
+
+
+def touch(num_bytes: int) -> None:
+    """Read and write so much other data on the CPU, at most what fills its caches twice."""
+    size = min(num_bytes, 2 * last_cache_bytes()) // 4
+    if _filler.numel() < size:
+        _filler.resize_(size).zero_()
+    _filler[:size].add_(1)
 
 
 def num_bytes_of(*tensors: Tensor) -> int:

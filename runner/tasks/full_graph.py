@@ -49,15 +49,24 @@ def make_strategy(
     kernel: KernelConfig,
     replay: Sequence[dict[str, Any]] = (),
     on_progress: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Strategy:
-    """Return a configured strategy; ``replay`` has the choices of a run that is resumed, ``on_progress`` follows its partition."""
+    """Return a configured strategy.
+
+    Args:
+        name: of the strategy.
+        kernel: its options.
+        replay: the choices of a run that is resumed.
+        on_progress: follows its partition.
+        say: told of what takes a while.
+    """
     if name == "baseline":
         return Baseline()
     if name == "native":
         return Native()
     if name == "auto":
         kept = next((choice["strategy"] for choice in replay if "strategy" in choice), None)
-        candidates = [make_strategy(one, kernel, replay, on_progress) for one in STRATEGIES if one != "auto"]
+        candidates = [make_strategy(one, kernel, replay, on_progress, say) for one in STRATEGIES if one != "auto"]
         return Auto(candidates=candidates, num_trials=kernel.num_trials, min_gain=kernel.min_gain, kept=kept)
     return DensityAdaptive(
         partition=kernel.partition,
@@ -71,6 +80,7 @@ def make_strategy(
         atomics=kernel.atomics,
         replay=[choice for choice in replay if "strategy" not in choice],  # auto's own
         on_progress=on_progress,
+        on_calibration=lambda: say("compiling and measuring kernels for the cost model, once on this machine"),
     )
 
 
@@ -225,7 +235,7 @@ def prepare_strategy(
     kernel = context.config.kernel
     try:
         with _partition_bar(context) as on_progress:
-            prepared = make_strategy(name, kernel, replay, on_progress).prepare(experiment.program)
+            prepared = make_strategy(name, kernel, replay, on_progress, context.say).prepare(experiment.program)
     except UserError as error:
         if not kernel.fallback:
             raise

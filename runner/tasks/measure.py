@@ -31,6 +31,8 @@ def in_turns(
     device: torch.device,
     budget_s: float = float("inf"),
     on_round: Callable[[], None] = lambda: None,
+    least_rounds: int = 3,
+    before: Callable[[], None] = lambda: None,
 ) -> dict[str, list[float]]:
     """Time each work once a round, each round in another order, so that what runs before it and whatever the machine does hit all alike.
 
@@ -38,8 +40,10 @@ def in_turns(
         works: by name; they have run before.
         num_rounds: at most so many rounds.
         device: where they run.
-        budget_s: no new round after so many seconds, but three at least.
+        budget_s: no new round after so many seconds, but ``least_rounds`` at least.
         on_round: called after each round.
+        least_rounds: whatever the budget.
+        before: called before each work, untimed.
     """
     order, samples = list(works), {name: list[float]() for name in works}
     shuffle = random.Random(0).shuffle
@@ -47,9 +51,10 @@ def in_turns(
     for number in range(num_rounds):
         shuffle(order)
         for name in order:
+            before()
             samples[name].append(seconds(works[name], device))
         on_round()
-        if number >= 2 and time.perf_counter() - began > budget_s:
+        if number + 1 >= least_rounds and time.perf_counter() - began > budget_s:
             break
     return samples
 

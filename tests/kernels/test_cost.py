@@ -100,7 +100,7 @@ def test_what_is_predicted_to_be_slow_is_not_timed() -> None:
 
 def test_where_the_model_is_off_what_it_left_out_is_timed_after_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """All take a second on our clock; the model thinks that one takes a tenth of it, and another half."""
-    monkeypatch.setattr(select, "seconds", lambda work, _device: (work(), 1.0)[1])
+    monkeypatch.setattr(select, "seconds", lambda work, *_: (work(), 1.0)[1])
     model = model_of(**(ALL | {"csr_native": 0.1}), owned_csr=0.5)
     choice = select.choose(candidates(), 8, Rule(num_trials=1), model)
     assert "owned: owned_csr" in choice.tried
@@ -118,7 +118,7 @@ def test_rates_belong_to_a_machine_and_what_was_there(tmp_path: Path, monkeypatc
     monkeypatch.setattr(calibration, "measure", lambda *_: [Sample("csr_native", work(9, 9, 9), 16, 1.0)])
 
     def count() -> int:
-        calibration._cost_model.cache_clear()
+        calibration._known.clear()
         cost_model(())
         return len(list(tmp_path.glob("calibration/*.json")))
 
@@ -130,7 +130,7 @@ def test_rates_belong_to_a_machine_and_what_was_there(tmp_path: Path, monkeypatc
     monkeypatch.setattr(calibration.os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
     monkeypatch.setattr(calibration, "processor", lambda: "a third, busy")
     assert count() == 3, "what a crowded machine measured isn't kept"
-    calibration._cost_model.cache_clear()
+    calibration._known.clear()
 
 
 def test_the_exhaustive_selector_times_every_pair() -> None:
@@ -146,17 +146,20 @@ def test_the_rates_are_kept_and_measured_again_where_the_file_is_damaged(
     monkeypatch.setattr("runner.kernels.cache.cache_folder", lambda: tmp_path)
     monkeypatch.setattr(calibration.os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     monkeypatch.setattr(calibration, "_GRAPHS", ((200, 6, 0.9, 20), (300, 12, 0.2, 20)))
-    calibration._cost_model.cache_clear()
-    first = cost_model(())
+    calibration._known.clear()
+    told: list[str] = []
+    first = cost_model((), on_measuring=lambda: told.append("measuring"))
+    assert told == ["measuring"]
     assert {"csr_native/plain/16", "owned_tiles/weighted/64", "add/plain/128"} <= set(first.rates)
     (file,) = tmp_path.glob("calibration/*.json")
     written = file.read_text()
     monkeypatch.setattr(calibration, "measure", lambda *_: pytest.fail("measured again"))
-    calibration._cost_model.cache_clear()
-    assert cost_model(()).rates == first.rates
+    calibration._known.clear()
+    assert cost_model((), on_measuring=lambda: told.append("again")).rates == first.rates
+    assert told == ["measuring"]
     monkeypatch.setattr(calibration, "measure", lambda *_: [Sample("csr_native", work(9, 9, 9), 16, 1.0)])
     for damage in ("", "[]", '{"csr_native/plain/16": [1]}', written[:50]):
         file.write_text(damage)
-        calibration._cost_model.cache_clear()
+        calibration._known.clear()
         assert set(cost_model(()).rates) == {"csr_native/plain/16"}
-    calibration._cost_model.cache_clear()
+    calibration._known.clear()

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,29 +27,40 @@ from runner.kernels.density.cost import WIDTHS, CostModel, counts_of, key_of
 from runner.kernels.formats import Factory, Work, seconds
 from runner.kernels.ops.backend import has_kernels
 
-_FORMAT = 1  # of what is kept
+_FORMAT = 2  # of what is kept
 _TILE_DENSITY = 0.0  # every community with an edge: cells then vary as entries don't
 # nodes, entries a row, share of them inside communities, nodes a community: small and large, sparse and dense, near and far
 _GRAPHS = (
     (1000, 6, 0.9, 50), (3000, 20, 0.6, 50), (12_000, 5, 0.5, 60), (12_000, 20, 0.1, 60), (3000, 40, 0.95, 25), (10_000, 24, 0.9, 60),
 )  # fmt: skip
 _SPARE = 0.5  # of a processor's time that others may take
+_known: dict[tuple[Any, ...], CostModel] = {}  # of this process
 _RUNS = 2  # of each kernel on each graph and width, after a first one
 
 
-def cost_model(extra: Sequence[Factory], device: torch.device = CPU, allowed: Allowed = NOTHING) -> CostModel:
+def cost_model(
+    extra: Sequence[Factory],
+    device: torch.device = CPU,
+    allowed: Allowed = NOTHING,
+    on_measuring: Callable[[], None] = lambda: None,
+) -> CostModel:
     """Return the model of this machine, these libraries and this number of threads: from disk, else measured and kept.
 
     Args:
         extra: kernels beside ours.
         device: where products run.
         allowed: what a user has allowed there.
+        on_measuring: called where nothing is kept, before kernels are compiled and measured, which takes a while.
     """
-    return _cost_model(tuple(extra), torch.get_num_threads(), str(device), allowed)
+    told = tuple(extra), torch.get_num_threads(), str(device), allowed
+    if told not in _known:
+        _known[told] = _cost_model(*told, on_measuring)
+    return _known[told]
 
 
-@cache
-def _cost_model(extra: tuple[Factory, ...], num_threads: int, where: str, allowed: Allowed) -> CostModel:
+def _cost_model(
+    extra: tuple[Factory, ...], num_threads: int, where: str, allowed: Allowed, on_measuring: Callable[[], None]
+) -> CostModel:
     device = torch.device(where)
     names = [getattr(factory, "__name__", repr(factory)) for factory in extra]
     told = (
@@ -65,6 +76,7 @@ def _cost_model(extra: tuple[Factory, ...], num_threads: int, where: str, allowe
     name = f"calibration/density-{hashlib.sha256(repr(told).encode()).hexdigest()[:24]}.json"
     rates = _kept_rates(name)
     if rates is None:
+        on_measuring()
         fitted = fit(measure(extra, device, allowed), cache_bytes(device))
         if not is_crowded():
             keep(name, lambda file: file.write(json.dumps(fitted).encode()))
@@ -118,7 +130,8 @@ def _measure(candidates: Candidates, width: int) -> Iterator[Sample]:
 
 def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
     """Return the least time of some runs, after a first one."""
-    return min([seconds(work, device) for _ in range(_RUNS + 1)][1:])
+    between = 4 * core_cache_bytes() * torch.get_num_threads()  # what lies in a core's own cache goes
+    return min([seconds(work, device, between) for _ in range(_RUNS + 1)][1:])
 
 
 def cache_bytes(device: torch.device) -> int:

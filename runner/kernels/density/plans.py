@@ -6,7 +6,7 @@ Legend: N nodes, E edges, F features.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -50,6 +50,8 @@ class PlanOptions(Protocol):
     @property
     def atomics(self) -> bool: ...
     @property
+    def on_calibration(self) -> Callable[[], None]: ...
+    @property
     def replay(self) -> Sequence[dict[str, Any]]: ...
 
 
@@ -76,8 +78,10 @@ class Plans:
         parts: Partition,
         watch: Stopwatch,
         device: torch.device = CPU,
+        between_bytes: int = 0,
     ) -> None:
         self.options, self.library_kernels, self.parts, self.watch = options, library_kernels, parts, watch
+        self.between_bytes = between_bytes
         self.device, self.allowed = device, Allowed(options.matrix_units, options.atomics)
         self.order, self.rank = parts.order.to(device), inverse(parts.order).to(device)
         self.adjacency: Adjacency = watch.measure("build", lambda: adjacency.permuted(parts.order))
@@ -175,7 +179,7 @@ class Plans:
                 choice = self.watch.measure("build", partial(assemble, candidates, earlier["kernels"]))
                 if choice is not None:
                     return choice
-        rule = Rule(self.options.selector, self.options.num_trials, self.options.min_gain)
+        rule = Rule(self.options.selector, self.options.num_trials, self.options.min_gain, self.between_bytes)
         key = (
             self.watch.measure("select", partial(key_of, candidates, width, rule)) if self.options.keep_choices else ""
         )
@@ -191,7 +195,9 @@ class Plans:
     def cost_model(self) -> CostModel:
         """The model of this machine; measured where it isn't kept."""
         watch = Stopwatch()
-        model: CostModel = watch.measure("all", partial(cost_model, self.library_kernels, self.device, self.allowed))
+        model: CostModel = watch.measure(
+            "all", partial(cost_model, self.library_kernels, self.device, self.allowed, self.options.on_calibration)
+        )
         self.calibration_s = watch.seconds["all"]
         return model
 

@@ -31,7 +31,7 @@ TILE_DENSITIES = (0.5, 0.25)
 _SLACK = 1.6  # over the fastest prediction, within which a kernel is measured: predictions are within 25 % for most
 _MAX_PARTS = 2  # kernels of either part that are measured
 _BRIEF_S = 0.01  # a kernel's timed runs take at least so long together: brief ones are timed more often
-_MOST_TRIALS = 101
+_MOST_TRIALS = 31
 # Of the sum of absolute products in a row; a matrix unit rounds both factors of a product.
 _TOLERANCE = {"fp32": 1e-5, "tf32": 1e-5 + 2.1 * 2**-11, "bf16": 1e-5 + 2.1 * 2**-8}
 _UNIT_ROUNDOFF = 2.0**-24  # of fp32: a plain sum of n terms may be off by n times that, and is where many are equal
@@ -46,11 +46,13 @@ class Rule:
             everything is timed, every pair of kernels for the two parts among them.
         num_trials: timed runs of each candidate, at least.
         min_gain: an owned or split kernel must be faster by this share than the best single one.
+        between_bytes: other data that a step touches between two products.
     """
 
     selector: str = "measured"
     num_trials: int = 7
     min_gain: float = 0.03
+    between_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,11 +98,11 @@ def choose(candidates: Candidates, num_features: int, rule: Rule, model: CostMod
         return _by_model(candidates, lists, num_features, rule, model, predicted)
     x = _features(candidates.whole, num_features)
     kept = _worth_measuring(lists, predicted) if rule.selector == "measured" and predicted else lists
-    tried, ranked = _rank(candidates, kept, x, rule.num_trials)
+    tried, ranked = _rank(candidates, kept, x, rule)
     if kept is not lists:
         late = _left_out_too_soon(lists, kept, predicted, tried)
         if late:
-            tried, ranked = _rank(candidates, late, x, rule.num_trials)
+            tried, ranked = _rank(candidates, late, x, rule)
     finalists = _finalists(ranked, is_exhaustive=rule.selector == "exhaustive")
     choice = _final(candidates.whole, finalists, x, rule, tried)
     candidates.forget_all_but([kernel for kernels in ranked.values() for kernel in kernels[:1]])
@@ -108,14 +110,14 @@ def choose(candidates: Candidates, num_features: int, rule: Rule, model: CostMod
 
 
 def _rank(
-    candidates: Candidates, lists: dict[str, list[Format]], x: Tensor, num_trials: int
+    candidates: Candidates, lists: dict[str, list[Format]], x: Tensor, rule: Rule
 ) -> tuple[dict[str, float], dict[str, list[Kernel]]]:
     """Time what is listed; returns the median seconds of each, and each kind's kernels, the fastest first."""
     tried: dict[str, float] = {}
     ranked: dict[str, list[Kernel]] = {}
     for kind, entries in lists.items():
         kernels = [candidates.kernel(kind, entry) for entry in entries]
-        measured = _measure(candidates.part(kind), kernels, x, num_trials)
+        measured = _measure(candidates.part(kind), kernels, x, rule.num_trials, rule)
         tried |= {f"{kind}: {kernel.name}": time_s for kernel, time_s in measured}
         ranked[kind] = [kernel for kernel, _ in sorted(measured, key=lambda pair: pair[1])]
     return tried, ranked
@@ -214,7 +216,7 @@ def _final(
         reason = f"{single}, the fastest single kernel; nothing else comes near or is possible"
         return Choice(run_of(finalists[single]), finalists[single], tried, reason)
     runs = [as_one(kernels) for kernels in finalists.values()]
-    times = {kernel.name: time_s for kernel, time_s in _measure(whole, runs, x, 2 * rule.num_trials)}
+    times = {kernel.name: time_s for kernel, time_s in _measure(whole, runs, x, 2 * rule.num_trials, rule)}
     tried |= {f"final: {name}": time_s for name, time_s in times.items()}
     name, reason = _decide(times, single, rule.min_gain)
     return Choice(run_of(finalists[name]), finalists[name], tried, reason)
@@ -298,7 +300,7 @@ def run_of(kernels: Sequence[Kernel]) -> SpMM:
     return lambda x: intra.run(x).add_(inter.run(x))
 
 
-def _measure(part: Part, kernels: list[Kernel], x: Tensor, num_trials: int) -> list[tuple[Kernel, float]]:
+def _measure(part: Part, kernels: list[Kernel], x: Tensor, num_trials: int, rule: Rule) -> list[tuple[Kernel, float]]:
     """Check each kernel, then time all in turns; returns the median seconds of each."""
     check = _sample(part, x)
     for kernel in kernels:
@@ -308,7 +310,7 @@ def _measure(part: Part, kernels: list[Kernel], x: Tensor, num_trials: int) -> l
         if number >= num_trials and sum(map(sum, times.values())) >= _BRIEF_S * len(kernels):
             break
         for kernel in kernels:
-            times[kernel.name].append(seconds(partial(kernel.run, x), x.device))
+            times[kernel.name].append(seconds(partial(kernel.run, x), x.device, rule.between_bytes))
     return [(kernel, median(times[kernel.name])) for kernel in kernels]
 
 

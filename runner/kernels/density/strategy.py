@@ -10,7 +10,8 @@ Source: AdaptGear (arXiv 2305.17408), whose idea this is; the selection rule is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,12 +32,17 @@ from runner.units import format_bytes, format_seconds
 _BRIEF_S = 0.1
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, kw_only=True)
 class DensityAdaptive:
     """Options of the strategy; see ``conf/kernel`` for their meaning.
 
     ``replay`` holds the choices of an earlier run's report: what it names is taken, not measured again, so that a resumed run
-    rounds as the first one did. ``on_progress`` is told the steps of the partition, done and in all.
+    rounds as the first one did. ``on_progress`` is told the steps of the partition, done and in all; ``on_calibration`` is
+    called before kernels are compiled and measured for the cost model, once a machine.
     """
 
     partition: str = "metis"
@@ -50,6 +56,7 @@ class DensityAdaptive:
     atomics: bool = False
     replay: Sequence[dict[str, Any]] = ()
     on_progress: Progress | None = None
+    on_calibration: Callable[[], None] = _nothing
     name: str = "density_adaptive"
 
     def prepare(self, program: Program) -> Prepared:
@@ -71,7 +78,9 @@ class DensityAdaptive:
         parts: Partition = watch.measure(
             "partition", lambda: partition(adjacency, self.partition, self.block_size, self.on_progress)
         )
-        plans = Plans(self, program.library_kernels, adjacency, parts, watch, there.device)
+        plans = Plans(
+            self, program.library_kernels, adjacency, parts, watch, there.device, _working_bytes(graphs[True])
+        )
         lowered = {
             training: Executable(graph, plans.lower, plans.constants(graph)) for training, graph in graphs.items()
         }
@@ -178,6 +187,13 @@ class PreparedDensity:
             lines.append(f"width {choice['num_features']}, {choice['direction']}{both}{weighted}: {choice['reason']}")
             lines += _times(choice["tried_s"], choice["predicted_s"])
         return "\n".join(lines)
+
+
+def _working_bytes(graph: OpGraph) -> int:
+    """Return the bytes of all values that have a row a node or edge: what a step touches, and caches lose by that."""
+    return sum(
+        math.prod(value.shape) * value.dtype.itemsize for value in graph.values if value.space in ("node", "edge")
+    )
 
 
 def _times(tried: dict[str, float], predicted: dict[str, float]) -> list[str]:
