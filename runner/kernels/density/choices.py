@@ -17,7 +17,7 @@ from runner.kernels.density.candidates import Candidates
 from runner.kernels.density.select import Choice, Rule, assemble
 from runner.kernels.ops.backend import has_kernels
 
-_FORMAT = 3  # of what is kept, and of the kernels that names stand for
+_FORMAT = 4  # of what is kept, and of the kernels that names stand for
 
 
 def key_of(candidates: Candidates, num_features: int, rule: Rule) -> str:

@@ -29,6 +29,7 @@ _SAMPLED_ROWS = 64
 # Of a community, from which its edges may be a dense tile, beside what the cost model tells.
 TILE_DENSITIES = (0.5, 0.25)
 _SLACK = 1.6  # over the fastest prediction, within which a kernel is measured: predictions are within 25 % for most
+_CLOSE = 1.1  # times the fastest of its kind, within which a kernel meets it again in the final
 _MAX_PARTS = 2  # kernels of either part that are measured
 _BRIEF_S = 0.01  # a kernel's timed runs take at least so long together: brief ones are timed more often
 _MOST_TRIALS = 31
@@ -103,8 +104,8 @@ def choose(candidates: Candidates, num_features: int, rule: Rule, model: CostMod
         late = _left_out_too_soon(lists, kept, predicted, tried)
         if late:
             tried, ranked = _rank(candidates, late, x, rule)
-    finalists = _finalists(ranked, is_exhaustive=rule.selector == "exhaustive")
-    choice = _final(candidates.whole, finalists, x, rule, tried)
+    finalists = _finalists(ranked, tried, is_exhaustive=rule.selector == "exhaustive")
+    choice = _final(candidates.whole, finalists, len(_close(ranked["single"], "single", tried)), x, rule, tried)
     candidates.forget_all_but([kernel for kernels in ranked.values() for kernel in kernels[:1]])
     return Choice(choice.run, choice.kernels, choice.tried, choice.reason, predicted)
 
@@ -195,10 +196,21 @@ def _worth_measuring(lists: dict[str, list[Format]], predicted: dict[str, float]
 _BASELINES = ("csr_native", "csr_dgl")
 
 
-def _finalists(ranked: dict[str, list[Kernel]], is_exhaustive: bool) -> dict[str, tuple[Kernel, ...]]:
-    """The best of each kind, the first the single one; of two parts every pair where that is asked for."""
+def _close(ranked: list[Kernel], kind: str, tried: dict[str, float]) -> list[Kernel]:
+    """Return the fastest of a kind and those near it: which of them is first may be chance."""
+    limit = _CLOSE * tried[f"{kind}: {ranked[0].name}"]
+    return [kernel for kernel in ranked if tried[f"{kind}: {kernel.name}"] <= limit]
+
+
+def _finalists(
+    ranked: dict[str, list[Kernel]], tried: dict[str, float], is_exhaustive: bool
+) -> dict[str, tuple[Kernel, ...]]:
+    """The best of each kind, single ones first; of two parts every pair where that is asked for."""
     found: dict[str, tuple[Kernel, ...]] = {
-        ranked[kind][0].name: (ranked[kind][0],) for kind in ("single", "owned") if kind in ranked
+        kernel.name: (kernel,)
+        for kind in ("single", "owned")
+        if kind in ranked
+        for kernel in _close(ranked[kind], kind, tried)
     }
     if "intra" in ranked:
         pairs: Iterable[tuple[Kernel, ...]] = product(ranked["intra"], ranked["inter"])
@@ -208,16 +220,22 @@ def _finalists(ranked: dict[str, list[Kernel]], is_exhaustive: bool) -> dict[str
 
 
 def _final(
-    whole: Part, finalists: dict[str, tuple[Kernel, ...]], x: Tensor, rule: Rule, tried: dict[str, float]
+    whole: Part,
+    finalists: dict[str, tuple[Kernel, ...]],
+    num_singles: int,
+    x: Tensor,
+    rule: Rule,
+    tried: dict[str, float],
 ) -> Choice:
-    """Time the best of each kind in turns: these times are what decides."""
-    single = next(iter(finalists))
+    """Time the best of each kind in turns, the first ``num_singles`` of them single kernels: these times are what decides."""
+    first = next(iter(finalists))
     if len(finalists) == 1:
-        reason = f"{single}, the fastest single kernel; nothing else comes near or is possible"
-        return Choice(run_of(finalists[single]), finalists[single], tried, reason)
+        reason = f"{first}, the fastest single kernel; nothing else comes near or is possible"
+        return Choice(run_of(finalists[first]), finalists[first], tried, reason)
     runs = [as_one(kernels) for kernels in finalists.values()]
     times = {kernel.name: time_s for kernel, time_s in _measure(whole, runs, x, 2 * rule.num_trials, rule)}
     tried |= {f"final: {name}": time_s for name, time_s in times.items()}
+    single = min(list(finalists)[:num_singles], key=lambda name: times[name])
     name, reason = _decide(times, single, rule.min_gain)
     return Choice(run_of(finalists[name]), finalists[name], tried, reason)
 
