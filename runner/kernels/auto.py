@@ -6,7 +6,6 @@ Each is held to the module's answers before it is timed. Baseline is always amon
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from runner.errors import UserError
+from runner.kernels.formats import seconds
 from runner.kernels.lower import Executable
 from runner.kernels.opgraph import OpGraph
 from runner.kernels.strategy import Prepared, Program, Stopwatch, Strategy
@@ -72,12 +72,13 @@ class Auto:
         buffers = [(buffer, buffer.detach().clone()) for buffer in program.module.buffers()]
         was_training = program.module.training
         steps = {name: _step(program, one) for name, one in prepared.items()}
+        device = program.features().device
         times: dict[str, list[float]] = {name: [] for name in steps}
         with torch.random.fork_rng(devices=[]):
             program.module.train()
             for number in range(self.num_trials + 1):
                 for name, step in steps.items():
-                    took = _seconds(step)
+                    took = seconds(step, device)
                     if number:  # the first warms up
                         times[name].append(took)
         program.module.train(was_training)
@@ -97,17 +98,6 @@ def _step(program: Program, prepared: Prepared) -> Callable[[], Any]:
         torch.autograd.grad(output.sum(), parameters, allow_unused=True)
 
     return step
-
-
-def _seconds(work: Callable[[], Any]) -> float:
-    is_cuda = torch.cuda.is_available()
-    if is_cuda:
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    work()
-    if is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 class PreparedAuto:
@@ -153,7 +143,7 @@ class PreparedAuto:
         """Say what was kept, what each took, and what can't take the model."""
         lines = [f"auto keeps {self._reason}"]
         ranked = sorted(self._steps.items(), key=lambda pair: pair[1])
-        lines += [f"    {name:32} {format_seconds(seconds)} a step" for name, seconds in ranked]
+        lines += [f"    {name:32} {format_seconds(time_s)} a step" for name, time_s in ranked]
         lines += [f"    {name:32} can't: {why}" for name, why in self._refused.items()]
         return "\n".join(lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,9 @@ from torch import Tensor
 
 from runner.kernels.density.portrait import Panel, Portrait
 from runner.results import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 FILE = "decomposition.png"
 _MAX_PANELS = 3
@@ -61,11 +65,9 @@ def _paint(layers: list[tuple[Tensor, Colour]]) -> Image:
     return 1 - strength * (1 - mixed)
 
 
-def _show(axis: object, image: Image, title: str, labels: list[tuple[str, Colour]]) -> None:
-    from matplotlib.axes import Axes
+def _show(axis: Axes, image: Image, title: str, labels: list[tuple[str, Colour]]) -> None:
     from matplotlib.patches import Patch
 
-    assert isinstance(axis, Axes)
     axis.imshow(image, interpolation="nearest")
     axis.set_title(title, fontsize=9)
     axis.set_xticks([])
@@ -77,10 +79,7 @@ def _show(axis: object, image: Image, title: str, labels: list[tuple[str, Colour
         axis.legend(handles=handles, loc="upper right", fontsize=7, framealpha=0.9)
 
 
-def _histogram(axis: object, portrait: Portrait) -> None:
-    from matplotlib.axes import Axes
-
-    assert isinstance(axis, Axes)
+def _histogram(axis: Axes, portrait: Portrait) -> None:
     counts = portrait.densities.numpy()
     edges = np.linspace(0, 1, counts.size + 1)
     axis.bar(edges[:-1], counts, width=edges[1], align="edge", color=_COLOURS[0])

@@ -78,6 +78,7 @@ def make_strategy(
         keep_choices=kernel.keep_choices,
         matrix_units=kernel.matrix_units,
         atomics=kernel.atomics,
+        picture=kernel.picture,
         replay=[choice for choice in replay if "strategy" not in choice],  # auto's own
         on_progress=on_progress,
         on_calibration=lambda: say("compiling and measuring kernels for the cost model, once on this machine"),
@@ -261,7 +262,7 @@ def _say_what_has_no_effect(context: Context, device: torch.device, name: str) -
 def _picture(context: Context, prepared: Prepared) -> None:
     """Draw the decomposition where there is one."""
     found = prepared.winner if isinstance(prepared, PreparedAuto) else prepared
-    if isinstance(found, PreparedDensity) and context.config.kernel.picture:
+    if isinstance(found, PreparedDensity) and found.portrait is not None:
         title = f"{context.config.dataset.name}, {context.config.model.name}: communities by {context.config.kernel.partition}"
         context.sinks.image("decomposition", draw(found.portrait, title, context.path))
 

@@ -20,6 +20,7 @@ from runner.gnn.data import files, planted
 from runner.gnn.data.graph_data import RawGraph
 from runner.gnn.kernel_peers import has_pyg
 from runner.kernels.adjacency import Adjacency
+from runner.kernels.formats import seconds
 from runner.kernels.ops import spmm
 from runner.kernels.ops.backend import has_kernels, seconds_compiling
 from runner.kernels.verify import relative_difference
@@ -28,7 +29,7 @@ from runner.results import fingerprint, spread
 from runner.schema import KERNEL_HEADS, KERNEL_OPS, DatasetConfig
 from runner.tasks.context import Context
 from runner.tasks.kernel_cases import Case, GraphCases
-from runner.tasks.measure import copy_bandwidth, in_turns, peak_memory, seconds
+from runner.tasks.measure import copy_bandwidth, in_turns, peak_memory
 from runner.units import format_seconds
 
 PLANTED = {

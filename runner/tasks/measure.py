@@ -9,20 +9,9 @@ from typing import Any
 
 import torch
 
+from runner.kernels.formats import seconds
+
 Work = Callable[[], Any]
-
-
-def seconds(work: Work, device: torch.device) -> float:
-    """Return how long ``work`` took, its kernels on the device included."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    result = work()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    took = time.perf_counter() - start
-    del result  # freed outside the measurement
-    return took
 
 
 def in_turns(

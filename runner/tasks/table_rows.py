@@ -5,6 +5,7 @@ Legend: N nodes, E edges, F features.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import time
 from collections.abc import Callable
@@ -51,7 +52,7 @@ def measure_row(config: Config, data: GraphData, say: Callable[[str], None]) -> 
         say: told what is left out, and why; and what was chosen, with ``kernel.explain``.
     """
     experiment = FullGraphExperiment(config, data, CPU)
-    strategy = make_strategy("density_adaptive", config.kernel, say=say)
+    strategy = make_strategy("density_adaptive", dataclasses.replace(config.kernel, picture=False), say=say)
     assert isinstance(strategy, DensityAdaptive)
     prepared, plans, graph = strategy.plan(experiment.program)
     agreement = experiment.verify(prepared)
@@ -117,10 +118,9 @@ def _measure_use(experiment: FullGraphExperiment, plans: Plans, use: Use, budget
     chosen = " + ".join(plans.chosen(use.matrix, use.num_features, use.direction).names)
     if chosen in candidates:
         candidates[chosen] = steps.pop("adaptive")  # one kernel, timed once
-    single_names = set(ablation.singles(plans, use))
     first = seconds_of({f"oracle: {name}": run for name, run in candidates.items()})
     ranked = sorted(candidates, key=lambda name: first[f"oracle: {name}"])
-    best_single = min(single_names, key=lambda name: first[f"oracle: {name}"])
+    best_single = min(ablation.single_names(plans, use), key=lambda name: first[f"oracle: {name}"])
     finalists = list(dict.fromkeys([*ranked[:_NUM_FINALISTS], best_single, *({chosen} & set(candidates))]))
     again = seconds_of(steps | {f"oracle: {name}": candidates[name] for name in finalists}, budget_s)
     again.setdefault("adaptive", again.get(f"oracle: {chosen}", 0.0))

@@ -87,10 +87,9 @@ def _pair(intra: Format | None, inter: Format | None) -> SpMM | None:
     return None if intra is None or inter is None else run_of((intra.build(), inter.build()))
 
 
-def singles(plans: Plans, use: Use) -> dict[str, SpMM]:
-    """Return every kernel for the whole renumbered matrix that doesn't know communities."""
-    entries = formats_of(use.candidates, use.num_features, plans.cost_model)["single"]
-    return {entry.name: use.candidates.kernel("single", entry).run for entry in entries}
+def single_names(plans: Plans, use: Use) -> list[str]:
+    """Return the names of the kernels for the whole renumbered matrix that don't know communities."""
+    return [entry.name for entry in formats_of(use.candidates, use.num_features, plans.cost_model)["single"]]
 
 
 def all_candidates(

@@ -28,6 +28,7 @@ from runner.kernels.formats import Format, Kernel, Part, SpMM, seconds
 _SAMPLED_ROWS = 64
 # Of a community, from which its edges may be a dense tile, beside what the cost model tells.
 TILE_DENSITIES = (0.5, 0.25)
+_BASELINES = ("csr_native", "csr_dgl")  # are measured whatever is predicted
 _SLACK = 1.6  # over the fastest prediction, within which a kernel is measured: predictions are within 25 % for most
 _CLOSE = 1.1  # times the fastest of its kind, within which a kernel meets it again in the final
 _MAX_PARTS = 2  # kernels of either part that are measured
@@ -191,9 +192,6 @@ def _worth_measuring(lists: dict[str, list[Format]], predicted: dict[str, float]
         if sum(time_of(kind, entries[0]) for kind, entries in parts.items()) <= _SLACK * fastest:
             kept |= parts
     return kept
-
-
-_BASELINES = ("csr_native", "csr_dgl")
 
 
 def _close(ranked: list[Kernel], kind: str, tried: dict[str, float]) -> list[Kernel]:

@@ -54,6 +54,7 @@ class DensityAdaptive:
     keep_choices: bool = True
     matrix_units: str = "fp32"
     atomics: bool = False
+    picture: bool = False
     replay: Sequence[dict[str, Any]] = ()
     on_progress: Progress | None = None
     on_calibration: Callable[[], None] = _nothing
@@ -85,7 +86,7 @@ class DensityAdaptive:
             training: Executable(graph, plans.lower, plans.constants(graph)) for training, graph in graphs.items()
         }
         prepared = PreparedDensity(graphs, lowered, plans, watch.seconds)
-        prepared.portrait = plans.portrait(adjacency)
+        prepared.portrait = plans.portrait(adjacency) if self.picture else None
         return prepared, plans, graphs[True]
 
 
@@ -127,7 +128,7 @@ class PreparedDensity:
     """A program on density-adaptive kernels; see :class:`runner.kernels.strategy.Prepared`. ``portrait`` is for a picture."""
 
     name = "density_adaptive"
-    portrait: Portrait
+    portrait: Portrait | None
 
     def __init__(
         self,
