@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 from runner.kernels.cpu import library
 from runner.kernels.cpu.memory import empty
-from runner.kernels.lower import Kernel, Resolve, dropout_arguments, fill
+from runner.kernels.lower import Kernel, Resolve, fill
 from runner.kernels.opgraph import Call
+from runner.kernels.seeds import dropout_arguments
 
 _STATE_BYTES = 5056  # of torch's CPU generator, as get_state gives it: seed, left, seeded, next, 624 words, what normal numbers need
 

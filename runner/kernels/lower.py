@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from runner.kernels import reference
-from runner.kernels.opgraph import Aggregate, Call, EdgeApply, EdgeSoftmax, Op, OpGraph, Ref, inputs_of, replace_leaves
+from runner.kernels.opgraph import Aggregate, Call, EdgeApply, EdgeSoftmax, Op, OpGraph, Ref, replace_leaves
+from runner.kernels.rewrite.ops import TypedOp
+from runner.kernels.seeds import Seeds
 
 Resolve = Callable[[Ref], Tensor]
 Kernel = Callable[[Resolve], Any]
@@ -25,15 +27,22 @@ class Executable:
         graph: the op graph.
         lower: returns a strategy's own kernel for an op, or None for plain torch.
         constants: the graph's constants as this strategy wants them (renumbered, say); default: as captured.
+        seeds: of the typed dropouts; kernels that compute masks themselves share it.
     """
 
     def __init__(
-        self, graph: OpGraph, lower: Lowering = lambda _graph, _op: None, constants: dict[int, Tensor] | None = None
+        self,
+        graph: OpGraph,
+        lower: Lowering = lambda _graph, _op: None,
+        constants: dict[int, Tensor] | None = None,
+        seeds: Seeds | None = None,
     ) -> None:
         self.graph = graph
+        self._seeds = Seeds() if seeds is None else seeds
+        self._draws = any(isinstance(op, TypedOp) and op.draws for op in graph.ops)
         self._constants = graph.constants if constants is None else constants
         self._steps = [
-            (op, lower(graph, op) or plain(graph, op), dead)
+            (op, lower(graph, op) or plain(graph, op, self._seeds), dead)
             for op, dead in zip(graph.ops, _last_uses(graph), strict=True)
         ]
 
@@ -44,6 +53,8 @@ class Executable:
             features: float [N, F], in this strategy's order of nodes.
             trace: called after each op with its outputs.
         """
+        if self._draws:
+            self._seeds.draw()
         live: dict[int, Tensor] = {self.graph.features.index: features, **self.graph.leaves, **self._constants}
         for op, kernel, dead in self._steps:
             with nullcontext() if op.grad else torch.no_grad():
@@ -58,8 +69,8 @@ class Executable:
         return live[self.graph.output.index]
 
 
-def plain(graph: OpGraph, op: Op) -> Kernel:
-    """Return an op in plain torch."""
+def plain(graph: OpGraph, op: Op, seeds: Seeds | None = None) -> Kernel:
+    """Return an op in plain torch; ``seeds`` is for typed dropouts."""
     adjacency = graph.adjacency
     match op:
         case Call():
@@ -70,6 +81,9 @@ def plain(graph: OpGraph, op: Op) -> Kernel:
             return lambda resolve: message(graph, op, resolve)
         case Aggregate():
             return lambda resolve: reference.aggregate(adjacency, message(graph, op, resolve), op.reduce)
+        case TypedOp():
+            return lambda resolve: op.plain(adjacency, seeds or Seeds(), *map(resolve, op.reads()))
+    raise AssertionError(f"{op.label} can't be run")
 
 
 def fill(structure: Any, resolve: Resolve) -> Any:
@@ -87,7 +101,7 @@ def _last_uses(graph: OpGraph) -> list[list[int]]:
     """For each op, the values that nothing reads after it: freed at once, so that memory is what the module itself needs."""
     last: dict[int, int] = {}
     for position, op in enumerate(graph.ops):
-        for ref in (*op.outputs, *inputs_of(op)):
+        for ref in (*op.outputs, *op.reads()):
             last[ref.index] = position
     kept = {graph.output.index, graph.features.index, *graph.leaves, *graph.constants}
     dead: list[list[int]] = [[] for _ in graph.ops]
@@ -95,18 +109,3 @@ def _last_uses(graph: OpGraph) -> list[list[int]]:
         if index not in kept:
             dead[position].append(index)
     return dead
-
-
-def is_dropout(op: Op) -> bool:
-    """Whether an op draws random numbers: a dropout that is switched on, and doesn't drop everything."""
-    if not isinstance(op, Call) or op.function not in (torch.nn.functional.dropout, torch.dropout):
-        return False
-    probability, training = dropout_arguments(op)
-    return training and 0 < probability < 1
-
-
-def dropout_arguments(op: Call) -> tuple[float, bool]:
-    """Return (probability, training) of a dropout call."""
-    given = dict(zip(("input", "p", "training"), op.args, strict=False)) | op.kwargs
-    default = op.function is torch.nn.functional.dropout
-    return float(given.get("p", given.get("prob", 0.5))), bool(given.get("training", given.get("train", default)))

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from runner.kernels.dropout import dropout_kernel
-from runner.kernels.lower import Executable, Kernel, Resolve, is_dropout, message
+from runner.kernels.lower import Executable, Kernel, Resolve, message
 from runner.kernels.opgraph import Aggregate, Call, EdgeApply, EdgeSoftmax, Op, Operand, OpGraph
 from runner.kernels.ops import edge_softmax, sddmm, spmm
 from runner.kernels.ops.checks import DTYPES
 from runner.kernels.ops.sddmm import OPERATIONS
+from runner.kernels.seeds import is_dropout
 from runner.kernels.strategy import OwnOrder, Prepared, Program, Stopwatch
 
 

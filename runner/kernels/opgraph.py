@@ -7,10 +7,10 @@ in the order of the edge ids), ``dense`` (neither: weights, scalars).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -47,6 +47,35 @@ class Operand:
     target: Target
 
 
+class Op(Protocol):
+    """What an op graph is made of.
+
+    Attributes:
+        where: the place in the model's code.
+        grad: whether it ran with gradients.
+    """
+
+    @property
+    def outputs(self) -> tuple[Ref, ...]:
+        """The values that it makes."""
+        ...
+
+    @property
+    def where(self) -> str: ...
+
+    @property
+    def grad(self) -> bool: ...
+
+    @property
+    def label(self) -> str:
+        """What it does, in a word or two."""
+        ...
+
+    def reads(self) -> Sequence[Ref]:
+        """Return the values that it reads."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Call:
     """A torch call; ``args`` and ``kwargs`` hold Refs where it had tensors. Like every op it ran with or without gradients."""
@@ -63,6 +92,14 @@ class Call:
         """The torch function's name."""
         return getattr(self.function, "__name__", str(self.function))
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether it changes a tensor that it is given."""
+        return "out" in self.kwargs or (self.label.endswith("_") and not self.label.endswith("__"))
+
+    def reads(self) -> list[Ref]:
+        return list(leaves((self.args, self.kwargs), Ref))
+
 
 @dataclass(frozen=True, eq=False)
 class EdgeApply:
@@ -78,6 +115,9 @@ class EdgeApply:
     def label(self) -> str:
         """In DGL's manner: ``u_add_v``."""
         return message_name(self.operation, self.operands)
+
+    def reads(self) -> list[Ref]:
+        return [operand.ref for operand in self.operands]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +136,9 @@ class Aggregate:
         """In DGL's manner: ``copy_u → sum``."""
         return f"{message_name(self.operation, self.operands)} → {self.reduce}"
 
+    def reads(self) -> list[Ref]:
+        return [operand.ref for operand in self.operands]
+
 
 @dataclass(frozen=True, eq=False)
 class EdgeSoftmax:
@@ -109,8 +152,8 @@ class EdgeSoftmax:
 
     label = "edge_softmax"
 
-
-Op = Call | EdgeApply | Aggregate | EdgeSoftmax
+    def reads(self) -> list[Ref]:
+        return [self.logits]
 
 
 def message_name(operation: str, operands: tuple[Operand, ...]) -> str:
@@ -142,16 +185,6 @@ def replace_leaves(structure: Any, kind: type[Leaf], change: Callable[[Leaf], An
     return structure
 
 
-def inputs_of(op: Op) -> list[Ref]:
-    """Return the values that an op reads."""
-    match op:
-        case Call():
-            return list(leaves((op.args, op.kwargs), Ref))
-        case EdgeSoftmax():
-            return [op.logits]
-    return [operand.ref for operand in op.operands]
-
-
 @dataclass(frozen=True, eq=False)
 class OpGraph:
     """A captured forward: ``features -> output``.
@@ -179,7 +212,7 @@ class OpGraph:
         """Numbers of the values that a gradient flows through: those that depend on a parameter."""
         found = {index for index, tensor in self.leaves.items() if tensor.requires_grad}
         for op in self.ops:
-            if any(ref.index in found for ref in inputs_of(op)):
+            if any(ref.index in found for ref in op.reads()):
                 found.update(ref.index for ref in op.outputs)
         return frozenset(found)
 
@@ -211,7 +244,7 @@ class OpGraph:
         lines += [f"{self._describe(Ref(index))} = constant" for index in self.constants]
         for op in self.ops:
             outputs = ", ".join(self._describe(ref) for ref in op.outputs)
-            reads = ", ".join(f"%{ref.index}" for ref in inputs_of(op))
+            reads = ", ".join(f"%{ref.index}" for ref in op.reads())
             lines.append(f"{outputs} = {op.label}({reads})   # {op.where}")
         return "\n".join([*lines, f"return %{self.output.index}"])
 

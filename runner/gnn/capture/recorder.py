@@ -20,7 +20,6 @@ from runner.gnn.capture import calls
 from runner.gnn.capture.calls import name_of, tensors_in, where
 from runner.gnn.dgl_compat import import_dgl
 from runner.kernels.adjacency import Adjacency
-from runner.kernels.lower import is_dropout
 from runner.kernels.opgraph import (
     Aggregate,
     Call,
@@ -33,9 +32,10 @@ from runner.kernels.opgraph import (
     Space,
     Target,
     Value,
-    inputs_of,
-    replace_leaves,
+       replace_leaves,
 )
+from runner.kernels.seeds import is_dropout
+
 
 _TARGETS: tuple[Target, ...] = ("u", "v", "e")
 
@@ -297,7 +297,7 @@ class Recorder(TorchFunctionMode):
         needed, kept = {self._live[id(output)].index}, []
         for op in reversed(graph.ops):
             if any(ref.index in needed for ref in op.outputs) or is_dropout(op) or self._changes_leaf(op):
-                needed.update(ref.index for ref in inputs_of(op))
+                needed.update(ref.index for ref in op.reads())
                 kept.append(op)
         return OpGraph(
             graph.adjacency,
@@ -311,10 +311,7 @@ class Recorder(TorchFunctionMode):
 
     def _changes_leaf(self, op: Op) -> bool:
         """In-place calls on buffers count, whoever reads their result (batch norm's result is read anyway)."""
-        in_place = isinstance(op, Call) and (
-            "out" in op.kwargs or (op.label.endswith("_") and not op.label.endswith("__"))
-        )
-        return in_place and any(ref.index in self._ops.leaves for ref in inputs_of(op))
+        return isinstance(op, Call) and op.is_in_place and any(ref.index in self._ops.leaves for ref in op.reads())
 
 
 def _is_builtin(function: Any) -> bool:

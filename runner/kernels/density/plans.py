@@ -25,8 +25,9 @@ from runner.kernels.density.portrait import Portrait, portray
 from runner.kernels.density.select import Choice, Rule, assemble, choose
 from runner.kernels.dropout import dropout_kernel
 from runner.kernels.formats import Factory, Part, num_bytes_of
-from runner.kernels.lower import Kernel, Resolve, is_dropout
+from runner.kernels.lower import Kernel, Resolve
 from runner.kernels.opgraph import Aggregate, Call, Op, OpGraph, Ref
+from runner.kernels.seeds import is_dropout
 from runner.kernels.strategy import Stopwatch, inverse
 
 _NUM_BINS = 10  # of communities by density, from 0 to 1

@@ -1,0 +1,474 @@
+"""The typed ops that rewrites work on, each with its meaning in plain torch.
+
+Torch calls of a captured graph become the ops of the first half where :mod:`runner.kernels.rewrite.canonical` knows them; rewrites make
+the ops of the second half, which strategies have kernels for. ``plain`` is what an op means, in any dtype: the reference of its kernel.
+
+Legend: N nodes, E edges, F features, H heads, C channels a head. A value's rows are its first dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from runner.kernels import reference
+from runner.kernels.adjacency import Adjacency
+from runner.kernels.opgraph import Ref
+from runner.kernels.parameters import Scoring, activate, kept
+from runner.kernels.seeds import Seeds
+
+MAPS: dict[str, Callable[..., Tensor]] = {
+    "relu": F.relu,
+    "leaky_relu": lambda x, slope: F.leaky_relu(x, slope),
+    "elu": lambda x, alpha: F.elu(x, alpha),
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "softplus": F.softplus,
+    "silu": F.silu,
+    "exp": torch.exp,
+    "log": torch.log,
+    "log1p": torch.log1p,
+    "sqrt": torch.sqrt,
+    "abs": torch.abs,
+    "neg": torch.neg,
+    "square": torch.square,
+    "scale": lambda x, factor: x * factor,
+    "shift": lambda x, term: x + term,
+}
+BINARIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+}
+
+
+@dataclass(frozen=True)
+class Drop:
+    """A dropout that is switched on.
+
+    Attributes:
+        probability: of an element being dropped, inside (0, 1).
+        number: which dropout of the forward it is, from 0; its seed goes by that.
+    """
+
+    probability: float
+    number: int
+
+    def mask(self, rows: Tensor, num_columns: int, seeds: Seeds) -> Tensor:
+        """Return which elements are kept, bool [n, num_columns]; see :func:`runner.kernels.parameters.kept`."""
+        return kept(rows, num_columns, self.probability, seeds(self.number))
+
+    def apply(self, x: Tensor, seeds: Seeds) -> Tensor:
+        """Drop elements of x [N, …] in plain torch."""
+        rows = torch.arange(x.shape[0], device=x.device)
+        mask = self.mask(rows, x.shape[1:].numel(), seeds).view(x.shape)
+        return x * mask / (1 - self.probability)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TypedOp:
+    """What all typed ops have: one output, and where in the model's code it comes from."""
+
+    output: Ref
+    where: str
+    grad: bool = True
+
+    @property
+    def outputs(self) -> tuple[Ref, ...]:
+        """The output, as other ops have theirs."""
+        return (self.output,)
+
+    @property
+    def label(self) -> str:
+        """What it does, in a word or two."""
+        raise AssertionError
+
+    def reads(self) -> tuple[Ref, ...]:
+        """The values that it reads, in the order in which ``plain`` takes them."""
+        raise AssertionError
+
+    def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:
+        """Compute it in plain torch."""
+        raise AssertionError
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers."""
+        return any(isinstance(value, Drop) for value in self.__dict__.values())
+
+    def key(self) -> tuple[Any, ...] | None:
+        """What two ops share that give the same value; None where they never do."""
+        if self.draws:
+            return None
+        settings = tuple(value for name, value in self.__dict__.items() if name not in ("output", "where"))
+        return (type(self), *settings)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Linear(TypedOp):
+    """``x W + b``; ``is_turned``: W is stored as [Fo, Fi], as torch's layers do."""
+
+    x: Ref
+    weight: Ref
+    bias: Ref | None = None
+    is_turned: bool = False
+
+    @property
+    def label(self) -> str:
+        return "linear"
+
+    def reads(self) -> tuple[Ref, ...]:
+        return tuple(ref for ref in (self.x, self.weight, self.bias) if ref is not None)
+
+    def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:  # noqa: ARG002
+        x, weight, *bias = tensors
+        return F.linear(x, weight if self.is_turned else weight.t(), bias[0] if bias else None)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Map(TypedOp):
+    """A function of each element; ``arguments`` are its numbers."""
+
+    x: Ref
+    function: str
+    arguments: tuple[float, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return " ".join([self.function, *(f"{argument:g}" for argument in self.arguments)])
+
+    def reads(self) -> tuple[Ref, ...]:
+        return (self.x,)
+
+    def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:  # noqa: ARG002
+        return MAPS[self.function](*tensors, *self.arguments)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Binary(TypedOp):
+    """Sum, difference, product or quotient, element by element, shapes broadcast as torch does."""
+
+    operation: str
+    a: Ref
+    b: Ref
+
+    @property
+    def label(self) -> str:
+        return self.operation
+
+    def reads(self) -> tuple[Ref, ...]:
+        return (self.a, self.b)
+
+    def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:  # noqa: ARG002
+        return BINARIES[self.operation](*tensors)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class View(TypedOp):
+    """The same elements, each row in another shape."""
+
+    x: Ref
+    shape: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        return "view"
+
+    def reads(self) -> tuple[Ref, ...]:
+        return (self.x,)
+
+    def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:  # noqa: ARG002
+        return tensors[0].reshape(tensors[0].shape[0], *self.shape)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Total(TypedOp):
+    """Sum (or mean) over some dimensions of each row; ``dims`` are counted with the rows as 0."""
+
+    x: Ref
+    dims: tuple[int, ...]
+    keeps_dims: bool
+    is_mean: bool = False
+
+    @property
+    def label(self) -> str:
+        return "mean" if self.is_mean else "sum"
+
+    def reads(self) -> tuple[Ref, ...]:
+        return (self.x,)
+
+    def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:  # noqa: ARG002
+        reduce = torch.mean if self.is_mean else torch.sum
+        return reduce(tensors[0], self.dims, self.keeps_dims)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Concat(TypedOp):
+    """Values [N, F] side by side."""
+
+    parts: tuple[Ref, ...]
+
+    @property
+    def label(self) -> str:
+        return "concat"
+
+    def reads(self) -> tuple[Ref, ...]:
+        return self.parts
+
+    def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:  # noqa: ARG002
+        return torch.cat(tensors, -1)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Dropout(TypedOp):
+    """Dropout by seed: element (row, column) of a value is kept or not, whatever computes it."""
+
+    x: Ref
+    drop: Drop
+
+    @property
+    def label(self) -> str:
+        return f"dropout {self.drop.probability:g}"
+
+    def reads(self) -> tuple[Ref, ...]:
+        return (self.x,)
+
+    def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:  # noqa: ARG002
+        return self.drop.apply(tensors[0], seeds)
+
+
+# --- what rewrites make -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Finish(TypedOp):
+    """``dropout(activation(x + bias))`` in one pass; x [N, …], bias of the shape of a row."""
+
+    x: Ref
+    bias: Ref | None = None
+    activation: str = "identity"
+    slope: float = 0.0
+    drop: Drop | None = None
+
+    @property
+    def label(self) -> str:
+        parts = ["bias"] if self.bias is not None else []
+        parts += [self.activation] if self.activation != "identity" else []
+        parts += [f"dropout {self.drop.probability:g}"] if self.drop is not None else []
+        return " → ".join(parts)
+
+    def reads(self) -> tuple[Ref, ...]:
+        return (self.x,) if self.bias is None else (self.x, self.bias)
+
+    def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:  # noqa: ARG002
+        x = tensors[0] if self.bias is None else tensors[0] + tensors[1].reshape(tensors[0].shape[1:])
+        y = activate(x, self.activation, self.slope)
+        return y if self.drop is None else self.drop.apply(y, seeds)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Propagate(TypedOp):
+    """``finish(row_scale · reduce over edges of weight · col_scale · x[source])``, and what :class:`Finish` does; sum, max or min.
+
+    Attributes:
+        x: [N, …].
+        weight: by edge id: [E], [E, 1, …] or, by head, [E, H, 1]; None: 1.
+        row_scale, col_scale: constants [N, 1, …], or None.
+        reduce: sum, mean, max or min.
+        finish: bias, activation and dropout, or None.
+    """
+
+    x: Ref
+    weight: Ref | None = None
+    row_scale: Ref | None = None
+    col_scale: Ref | None = None
+    reduce: str = "sum"
+    bias: Ref | None = None
+    activation: str = "identity"
+    slope: float = 0.0
+    drop: Drop | None = None
+
+    @property
+    def label(self) -> str:
+        scaled = "".join(
+            f"{name} · " for name, ref in (("row", self.row_scale), ("edge", self.weight), ("column", self.col_scale)) if ref
+        )
+        parts = [f"propagate {self.reduce}{' of ' + scaled[:-3] if scaled else ''}"]
+        parts += ["bias"] if self.bias is not None else []
+        parts += [self.activation] if self.activation != "identity" else []
+        parts += [f"dropout {self.drop.probability:g}"] if self.drop is not None else []
+        return " → ".join(parts)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether nothing follows the reduction but scales, and it is a sum or mean."""
+        is_bare = self.bias is None and self.activation == "identity" and self.drop is None
+        return is_bare and self.reduce in ("sum", "mean")
+
+    def reads(self) -> tuple[Ref, ...]:
+        return tuple(ref for ref in (self.x, self.weight, self.row_scale, self.col_scale, self.bias) if ref is not None)
+
+    def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:
+        given = iter(tensors)
+        x, weight, row_scale, col_scale, bias = (
+            None if ref is None else next(given) for ref in (self.x, self.weight, self.row_scale, self.col_scale, self.bias)
+        )
+        assert x is not None
+        if col_scale is not None:
+            x = reference.edge_apply("mul", x, col_scale)
+        message = reference.gather(adjacency, x, "u")
+        y = reference.aggregate(
+            adjacency, message if weight is None else reference.edge_apply("mul", message, weight), self.reduce
+        )
+        if row_scale is not None:
+            y = reference.edge_apply("mul", y, row_scale)
+        if bias is not None:
+            y = y + bias.reshape(y.shape[1:])
+        y = activate(y, self.activation, self.slope)
+        return y if self.drop is None else self.drop.apply(y, seeds)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Attend(TypedOp):
+    """Attention over in-edges: score, softmax and weighted sum; see :class:`runner.kernels.parameters.Scoring`.
+
+    Attributes:
+        value: [N, H, C].
+        key: gat: [N, H, 1]; dot: [N, H, C]; gatv2: None.
+        query: as ``key``; gatv2: [N, H, C].
+        vector: gatv2: [1, H, C].
+    """
+
+    score: Literal["gat", "gatv2", "dot"]
+    value: Ref
+    query: Ref
+    key_: Ref | None = None
+    vector: Ref | None = None
+    slope: float = 0.2
+    scale: float = 1.0
+    drop: Drop | None = None
+
+    @property
+    def label(self) -> str:
+        return f"attention {self.score}" + (f", dropout {self.drop.probability:g}" if self.drop else "")
+
+    def reads(self) -> tuple[Ref, ...]:
+        return tuple(ref for ref in (self.value, self.key_, self.query, self.vector) if ref is not None)
+
+    def operands(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+        """Return (value, key, query, vector) in the shapes that the ops take."""
+        given = iter(tensors)
+        value, key, query, vector = (
+            None if ref is None else next(given) for ref in (self.value, self.key_, self.query, self.vector)
+        )
+        assert value is not None and query is not None
+        if self.score == "gat":
+            assert key is not None
+            return value, key.reshape(key.shape[:2]), query.reshape(query.shape[:2]), None
+        return value, key, query, None if vector is None else vector.reshape(value.shape[1:])
+
+    def scoring(self, seeds: Seeds) -> Scoring:
+        """Return how it scores, with the seed of its dropout."""
+        dropout, seed = (0.0, 0) if self.drop is None else (self.drop.probability, seeds(self.drop.number))
+        return Scoring(self.score, self.slope, self.scale, dropout, seed)
+
+    def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:
+        return reference.attention(adjacency, *self.operands(tensors), self.scoring(seeds))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class HeadMatrix(TypedOp):
+    """The matrix [H · C, H] that takes the product of each head with its own vector: column h has vector[h] in head h's rows."""
+
+    vector: Ref
+
+    @property
+    def label(self) -> str:
+        return "matrix of heads"
+
+    def reads(self) -> tuple[Ref, ...]:
+        return (self.vector,)
+
+    def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:  # noqa: ARG002
+        vector = tensors[0].reshape(tensors[0].shape[-2:])
+        num_heads, channels = vector.shape
+        own = torch.eye(num_heads, dtype=vector.dtype, device=vector.device)
+        return (vector.unsqueeze(2) * own.unsqueeze(1)).reshape(num_heads * channels, num_heads)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Part(TypedOp):
+    """Columns [begin, end) of a value [N, F], or of its rows (``dim`` 0) where it is a weight."""
+
+    x: Ref
+    begin: int
+    end: int
+    dim: int = 1
+
+    @property
+    def label(self) -> str:
+        return f"part {self.begin}:{self.end}"
+
+    def reads(self) -> tuple[Ref, ...]:
+        return (self.x,)
+
+    def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:  # noqa: ARG002
+        return tensors[0].narrow(self.dim, self.begin, self.end - self.begin)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Stack(TypedOp):
+    """Weights side by side along their output dimension (``dim``)."""
+
+    parts: tuple[Ref, ...]
+    dim: int
+
+    @property
+    def label(self) -> str:
+        return "stack"
+
+    def reads(self) -> tuple[Ref, ...]:
+        return self.parts
+
+    def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:  # noqa: ARG002
+        return torch.cat(tensors, self.dim)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SparseProduct(TypedOp):
+    """``dropout(x) W``, then what :class:`Finish` does, where x is fixed and mostly 0: only its stored values are read."""
+
+    x: Ref
+    weight: Ref
+    is_turned: bool = False
+    input_drop: Drop | None = None
+    bias: Ref | None = None
+    activation: str = "identity"
+    slope: float = 0.0
+    drop: Drop | None = None
+
+    @property
+    def label(self) -> str:
+        parts = [f"dropout {self.input_drop.probability:g}"] if self.input_drop is not None else []
+        parts += ["sparse linear"]
+        parts += ["bias"] if self.bias is not None else []
+        parts += [self.activation] if self.activation != "identity" else []
+        parts += [f"dropout {self.drop.probability:g}"] if self.drop is not None else []
+        return " → ".join(parts)
+
+    def reads(self) -> tuple[Ref, ...]:
+        return tuple(ref for ref in (self.x, self.weight, self.bias) if ref is not None)
+
+    def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:  # noqa: ARG002
+        x, weight, *bias = tensors
+        x = x if self.input_drop is None else self.input_drop.apply(x, seeds)
+        y = F.linear(x, weight if self.is_turned else weight.t(), bias[0] if bias else None)
+        y = activate(y, self.activation, self.slope)
+        return y if self.drop is None else self.drop.apply(y, seeds)
+
