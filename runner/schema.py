@@ -13,8 +13,9 @@ from typing import Any
 
 from runner.errors import ConfigError, suggestion
 
-STRATEGIES = ("baseline", "native", "density_adaptive", "auto")
+STRATEGIES = ("baseline", "native", "density_adaptive", "fused", "auto")
 MODELS = ("gcn", "sage", "gin", "gat", "gatv2", "sgc", "appnp", "custom")
+RULE_FAMILIES = ("order", "split", "fuse", "attention", "scale", "keep", "sparse", "common", "epilogue")
 KERNEL_HEADS = 8  # of the ops with heads in task=kernels
 KERNEL_OPS = (
     "spmm_sum",
@@ -162,7 +163,7 @@ class KernelConfig:
         0.1, "density_adaptive: below this share of edges inside communities, no split", low=0, high=1
     )
     min_gain: float = option(
-        0.03, "density_adaptive: other than the best single kernel is adopted at this gain over it", low=0, high=1
+        0.03, "density_adaptive: other than the best single kernel, fused, auto: other than baseline, is adopted at this gain over it", low=0, high=1
     )
     selector: str = option(
         "measured",
@@ -179,11 +180,16 @@ class KernelConfig:
         False,
         "density_adaptive on a GPU: kernels that add atomically may be chosen; equal seeds then differ in the last bits",
     )
+    num_plans: int = option(6, "fused: programs that the cost model ranks first and that are timed", low=1, high=1000)
+    trial_seconds: float = option(
+        2.0, "fused: seconds of timing them, two rounds at least; 0: the cost model decides", low=0, high=1e4
+    )
+    without: list[str] = option([], "fused: families of rules that are switched off", choices=RULE_FAMILIES)
     picture: bool = option(
         True, "density_adaptive: draw the adjacency before and after, coloured by kernel, into the run folder"
     )
     keep_choices: bool = option(
-        True, "density_adaptive: take the kernels that an earlier run measured for the same matrix, width and machine"
+        True, "density_adaptive, fused: take what an earlier run measured for the same graph, program and machine"
     )
 
 

@@ -51,8 +51,7 @@ _FITTING_OPTIONS = (
     "epochs", "schedule", "patience", "metric", "select", "repeats", "eval_every",
 )  # fmt: skip
 _ADAPTIVE_OPTIONS = (
-    "partition", "block_size", "min_intra_fraction", "min_gain", "num_trials", "selector", "keep_choices", "picture", "matrix_units",
-    "atomics",
+    "partition", "block_size", "min_intra_fraction", "num_trials", "selector", "picture", "matrix_units", "atomics",
 )  # fmt: skip
 
 
@@ -335,6 +334,10 @@ def _readers(config: Config) -> Iterator[tuple[list[str], bool, str]]:
         bool({"density_adaptive", "auto"} & set(used_strategies(config))),
         f"kernel={config.kernel.name}",
     )
+    used = set(used_strategies(config))
+    yield of("kernel", "num_plans", "trial_seconds", "without"), bool({"fused", "auto"} & used), f"kernel={config.kernel.name}"
+    chooses = bool({"density_adaptive", "fused", "auto"} & used)
+    yield of("kernel", "min_gain", "keep_choices"), chooses, f"kernel={config.kernel.name}"
     yield of("kernel", "fallback"), used_strategies(config) != ["baseline"], "kernel=baseline"
     yield of("kernel", "name"), task != "benchmark", "task=benchmark, which runs the strategies of task.compare"
     yield of("train", "momentum"), train.optimizer == "sgd", f"train.optimizer={train.optimizer}"

@@ -6,20 +6,19 @@ Each is held to the module's answers before it is timed. Baseline is always amon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from runner.errors import UserError
 from runner.kernels.formats import seconds
 from runner.kernels.lower import Executable
 from runner.kernels.opgraph import OpGraph
-from runner.kernels.strategy import Prepared, Program, Stopwatch, Strategy
+from runner.kernels.strategy import Prepared, Program, Stopwatch, Strategy, step_of, undisturbed
 from runner.units import format_seconds
 
 
@@ -69,35 +68,18 @@ class Auto:
         """Return the median seconds of a step of each, in turns; torch's CPU generator and buffers are left as they were."""
         for one in prepared.values():
             program.verify(one)
-        buffers = [(buffer, buffer.detach().clone()) for buffer in program.module.buffers()]
-        was_training = program.module.training
-        steps = {name: _step(program, one) for name, one in prepared.items()}
+        steps = {
+            name: step_of(program, partial(one, training=True), one.place(program.features())) for name, one in prepared.items()
+        }
         device = program.features().device
         times: dict[str, list[float]] = {name: [] for name in steps}
-        with torch.random.fork_rng(devices=[]):
-            program.module.train()
+        with undisturbed(program.module):
             for number in range(self.num_trials + 1):
                 for name, step in steps.items():
                     took = seconds(step, device)
                     if number:  # the first warms up
                         times[name].append(took)
-        program.module.train(was_training)
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
         return {name: median(samples) for name, samples in times.items()}
-
-
-def _step(program: Program, prepared: Prepared) -> Callable[[], Any]:
-    """Return forward and backward of a strategy, from some gradient of the output."""
-    features = prepared.place(program.features())
-    parameters = [parameter for parameter in program.module.parameters() if parameter.requires_grad]
-
-    def step() -> None:
-        output = prepared(features, True)
-        torch.autograd.grad(output.sum(), parameters, allow_unused=True)
-
-    return step
 
 
 class PreparedAuto:
@@ -113,7 +95,7 @@ class PreparedAuto:
     ) -> None:
         self._winner, self._steps, self._refused, self._reason = winner, steps, refused, reason
         self.name, self.preprocess_s, self.resident_bytes = winner.name, preprocess_s, winner.resident_bytes
-        self.rounding = winner.rounding
+        self.rounding, self.draws_by_seed = winner.rounding, winner.draws_by_seed
         choices = [{"strategy": winner.name}, *winner.report.get("choices", [])]
         self.report = {
             **winner.report, "choices": choices, "kept": winner.name, "reason": reason, "step_s": steps, "refused": refused,

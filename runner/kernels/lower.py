@@ -65,7 +65,7 @@ class Executable:
             if trace is not None:
                 trace(op, outputs)
             for index in dead:
-                del live[index]
+                live.pop(index, None)
         return live[self.graph.output.index]
 
 

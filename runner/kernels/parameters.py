@@ -18,7 +18,7 @@ _LOW = 0xFFFFFFFF
 
 
 class Epilogue(NamedTuple):
-    """``dropout(activation(row_scale · y + bias))``.
+    """``dropout(activation(row_scale · y + addend_scale · addend + bias))``.
 
     Attributes:
         row_scale: float [N], or None.
@@ -27,6 +27,8 @@ class Epilogue(NamedTuple):
         slope: see ``activation``.
         dropout: probability that an element is dropped, in [0, 1).
         seed: int64; the same seed drops the same elements, on every backend.
+        addend: float [N, F], or None.
+        addend_scale: one number in a tensor, or None: 1.
     """
 
     row_scale: Tensor | None = None
@@ -35,6 +37,8 @@ class Epilogue(NamedTuple):
     slope: float = 0.0
     dropout: float = 0.0
     seed: int = 0
+    addend: Tensor | None = None
+    addend_scale: Tensor | None = None
 
     @property
     def is_linear(self) -> bool:

@@ -108,7 +108,7 @@ def spmm(
         x = edge_apply("mul", x, col_scale)
     message = gather(adjacency, x, "u")
     y = aggregate(adjacency, message if weight is None else edge_apply("mul", message, weight), reduce)
-    return y if epilogue is None else _finish(y, epilogue)
+    return y if epilogue is None else finish(y, epilogue)
 
 
 def attention(
@@ -132,11 +132,15 @@ def attention(
     return aggregate(adjacency, gather(adjacency, value, "u") * share.unsqueeze(-1), "sum")
 
 
-def _finish(y: Tensor, epilogue: Epilogue) -> Tensor:
+def finish(y: Tensor, epilogue: Epilogue) -> Tensor:
+    """Return the epilogue of y [N, …]."""
     if epilogue.row_scale is not None:
         y = edge_apply("mul", y, epilogue.row_scale)
+    if epilogue.addend is not None:
+        scale = 1 if epilogue.addend_scale is None else epilogue.addend_scale
+        y = y + epilogue.addend.reshape(y.shape) * scale
     if epilogue.bias is not None:
-        y = y + epilogue.bias
+        y = y + epilogue.bias.reshape(y.shape[1:])
     y = activate(y, epilogue.activation, epilogue.slope)
     if epilogue.dropout:
         rows = torch.arange(y.shape[0], device=y.device)

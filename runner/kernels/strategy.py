@@ -6,7 +6,8 @@ Legend: N nodes, F features, K classes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -51,6 +52,7 @@ class Prepared(Protocol):
         resident_bytes: memory that the strategy keeps beside the graph and the model.
         report: what it decided, for the result file.
         rounding: relative error of the factors of its products where a user allowed less than fp32, else 0.
+        draws_by_seed: whether dropout's masks are those of :mod:`runner.kernels.seeds`, not torch's.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Prepared(Protocol):
     resident_bytes: int
     report: dict[str, Any]
     rounding: float
+    draws_by_seed: bool
 
     def __call__(self, features: Tensor, training: bool) -> Tensor:
         """Run the forward on features in this strategy's order of nodes; the result is in that order."""
@@ -113,9 +116,10 @@ class Baseline:
 
 
 class OwnOrder:
-    """A preparation that leaves the nodes in the graph's own order, and rounds as fp32 does."""
+    """A preparation that leaves the nodes in the graph's own order, rounds as fp32 does, and draws dropout's masks as torch does."""
 
     rounding = 0.0
+    draws_by_seed = False
 
     def place(self, rows: Tensor) -> Tensor:
         return rows
@@ -145,6 +149,40 @@ class PreparedModule(OwnOrder):
 
     def explain(self) -> str:
         return f"baseline runs the DGL module as it is; its op graph in training:\n{self.program.capture(True)}"
+
+
+Work = Callable[[], Any]
+
+
+def step_of(program: Program, forward: Callable[[Tensor], Tensor], features: Tensor | None = None) -> Work:
+    """Return forward and backward of a program under a strategy, from some gradient of the output.
+
+    Args:
+        program: has the parameters.
+        forward: features -> output.
+        features: in the strategy's order of nodes; default: the program's.
+    """
+    given = program.features() if features is None else features
+    parameters = [parameter for parameter in program.module.parameters() if parameter.requires_grad]
+
+    def step() -> None:
+        torch.autograd.grad(forward(given).sum(), parameters, allow_unused=True)
+
+    return step
+
+
+@contextmanager
+def undisturbed(module: nn.Module) -> Iterator[None]:
+    """Let training steps run that leave the module's mode and buffers, and torch's CPU generator, as they were."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    was_training = module.training
+    with torch.random.fork_rng(devices=[]):
+        module.train()
+        yield
+    module.train(was_training)
+    with torch.no_grad():
+        for buffer, before in buffers:
+            buffer.copy_(before)
 
 
 class Stopwatch:

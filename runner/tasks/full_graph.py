@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -20,9 +20,11 @@ from runner.gnn.library_kernels import csr_dgl
 from runner.kernels.adjacency import Adjacency
 from runner.kernels.auto import Auto, PreparedAuto
 from runner.kernels.density.strategy import DensityAdaptive, PreparedDensity
+from runner.kernels.fused.strategy import Fused
 from runner.kernels.lower import Executable
 from runner.kernels.native import Native
 from runner.kernels.opgraph import OpGraph
+from runner.kernels.seeds import seeded_dropouts
 from runner.kernels.strategy import Baseline, Prepared, Program, Strategy
 from runner.kernels.verify import (
     Agreement,
@@ -64,6 +66,14 @@ def make_strategy(
         return Baseline()
     if name == "native":
         return Native()
+    if name == "fused":
+        return Fused(
+            num_plans=kernel.num_plans,
+            trial_seconds=kernel.trial_seconds,
+            min_gain=kernel.min_gain,
+            without=kernel.without,
+            keep_choices=kernel.keep_choices,
+        )
     if name == "auto":
         kept = next((choice["strategy"] for choice in replay if "strategy" in choice), None)
         candidates = [make_strategy(one, kernel, replay, on_progress, say) for one in STRATEGIES if one != "auto"]
@@ -185,7 +195,13 @@ class FullGraphExperiment:
         def loss(output: Tensor) -> Tensor:
             return F.cross_entropy(output[rows], self.labels[rows])
 
-        expected = answer(self.module, lambda: self.program.forward(self.features), loss, seed)
+        masks = seeded_dropouts if prepared.draws_by_seed else nullcontext
+
+        def baseline() -> Tensor:
+            with masks():
+                return self.program.forward(self.features)
+
+        expected = answer(self.module, baseline, loss, seed)
         placed = prepared.place(self.features)
         found = answer(self.module, lambda: prepared.restore(prepared(placed, True)), loss, seed)
         lowered = prepared.lowered()
@@ -198,9 +214,9 @@ class FullGraphExperiment:
             prepared.name,
             expected,
             found,
-            lambda draw: answer_in_fp64(graph, self.features, loss, seed, expected, draw),
+            lambda draw: answer_in_fp64(graph, self.features, loss, seed, expected, draw, masks),
             lambda: first_difference(
-                graph, executable, self.features, prepared.place, prepared.restore, seed, prepared.rounding
+                graph, executable, self.features, prepared.place, prepared.restore, seed, prepared.rounding, masks
             ),
             prepared.rounding,
         )

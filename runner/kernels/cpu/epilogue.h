@@ -1,4 +1,4 @@
-// What is done to a value before it is stored: scale of its row, bias of its column, activation, dropout.
+// What is done to a value before it is stored: scale of its row, an addend, bias of its column, activation, dropout.
 #pragma once
 #include "lanes.h"
 #include "random.h"
@@ -37,15 +37,21 @@ struct Epilogue {
   int activation;
   A slope;  // of LeakyReLU below 0, or ELU's alpha
   Dropout dropout;
+  const S* addend;  // [N, F] or null
+  A addend_scale;
+  int64_t width;                // F, where there is an addend
   bool is_scale, is_identity;  // is_scale: a row scale at most
 
-  Epilogue(const S* row_scale, const S* bias, int activation, double slope, double probability, int64_t seed)
-      : row_scale(row_scale), bias(bias), activation(activation), slope(A(slope)), dropout(probability, seed),
-        is_scale(!bias && !activation && !dropout.is_on()), is_identity(is_scale && !row_scale) {}
+  Epilogue(const S* row_scale, const S* bias, int activation, double slope, double probability, int64_t seed, const S* addend = nullptr,
+           const S* addend_scale = nullptr, int64_t width = 0)
+      : row_scale(row_scale), bias(bias), activation(activation), slope(A(slope)), dropout(probability, seed), addend(addend),
+        addend_scale(addend_scale ? value(addend_scale) : A(1)), width(width),
+        is_scale(!bias && !addend && !activation && !dropout.is_on()), is_identity(is_scale && !row_scale) {}
 
   template <int W>
   inline void finish(S* to, Lanes<A, W> z, int64_t row, int64_t column) const {
     if (row_scale) z = z * value(row_scale + row);
+    if (addend) z = z + load<W>(addend + row * width + column) * addend_scale;
     if (bias) z = z + load<W>(bias + column);
     if (activation) z = activate<W>(z);
     if (dropout.is_on()) z = z * dropout_factor<A, W>(dropout, dropout.row_key(row), column);

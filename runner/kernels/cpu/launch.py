@@ -82,7 +82,8 @@ def _spmm_call(
     activation, *numbers = activation_of(epilogue)
     call = SpmmCall(
         *_graph(csr), csr.indices.numel(), x.shape[0], x.stride(0), num_features, num_heads, _pointer(epilogue.row_scale),
-        _pointer(col_scale), _pointer(epilogue.bias), activation, *numbers, _SLICE,
+        _pointer(col_scale), _pointer(epilogue.bias), activation, *numbers, _SLICE, _pointer(epilogue.addend),
+        _pointer(epilogue.addend_scale),
     )  # fmt: skip
     held = (call, csr, col_scale, epilogue)  # what is pointed to
     address, dtype, index_dtype = ctypes.addressof(call), x.dtype, csr.indices.dtype
@@ -110,6 +111,36 @@ def _rows_to_pack(csr: Csr, x: Tensor, reach: int) -> int:
     ):
         return 0
     return 0 if num_rows * _SLICE * x.element_size() > cache_bytes else num_rows
+
+
+def finish(x: Tensor, epilogue: Epilogue) -> Tensor:
+    """Return the epilogue of x [N, F], its rows' elements side by side."""
+    x = walkable(x)
+    y = _new(*x.shape, like=x)
+    run = function("elementwise", "finish", x.dtype, None)
+    run(
+        _pointer(x), _pointer(y), *x.shape, _pointer(epilogue.bias), _pointer(epilogue.addend), _pointer(epilogue.addend_scale),
+        *activation_of(epilogue), x.stride(0), torch.get_num_threads(),
+    )  # fmt: skip
+    return y
+
+
+def drop_entries(csr: Csr, values: Tensor | None, is_turned: bool, probability: float, seed: int) -> Tensor:
+    """Return the values [nnz] of a sparse matrix with dropout: entry (row, column) is kept as element (row, column) of a dense one.
+
+    Args:
+        csr: of the matrix, or, ``is_turned``, of its transpose; entry k has value k.
+        values: float32 [nnz], or None: all are 1.
+        probability, seed: of the dropout.
+    """
+    out = torch.empty(csr.indices.numel(), dtype=torch.float32, device="cpu")
+    run = function("elementwise", "drop_entries", torch.float32, csr.indices.dtype)
+    num_rows = csr.indptr.numel() - 1
+    run(
+        csr.indptr.data_ptr(), csr.indices.data_ptr(), num_rows, _pointer(values), int(is_turned), probability, seed,
+        _pointer(out), torch.get_num_threads(),
+    )  # fmt: skip
+    return out
 
 
 def epilogue_backward(dy: Tensor, y: Tensor, epilogue: Epilogue) -> Tensor:

@@ -25,7 +25,9 @@ _SIGNATURES = {
     "sddmm": _GRAPH + "n" + "pnpn" + "nn" + "p" + "i",
     "draw_mask": "ppp" + "nn" + "d" + "pp" + "i",
     "apply_mask": "pp" + "nd" + "p" + "i",
+    "finish": "pp" + "nn" + "ppp" + "iddn" + "n" + "i",
     "epilogue_backward": "pp" + "nn" + "iddn" + "p" + "i",
+    "drop_entries": "pp" + "n" + "p" + "idn" + "p" + "i",
     "extremum_grad_x": _GRAPH + "ppp" + "n" + "pn" + "pp" + "p" + "i",
     "extremum_grad_weight": _GRAPH + "pp" + "pn" + "nn" + "pp" + "p" + "i",
     "edge_softmax": "ppp" + "nn" + "pn" + "p" + "i",
@@ -52,6 +54,7 @@ class SpmmCall(ctypes.Structure):
         ("activation", ctypes.c_int64),
         *((name, ctypes.c_double) for name in ("slope", "dropout")),
         *((name, ctypes.c_int64) for name in ("seed", "slice")),
+        *((name, ctypes.c_void_p) for name in ("addend", "addend_scale")),
     )
 
 

@@ -381,12 +381,16 @@ struct Call {
   int64_t activation;
   double slope, dropout;
   int64_t seed, slice;
+  const S* addend;
+  const S* addend_scale;
 };
 
 extern "C" void spmm(const Call* c, const S* x, const S* weight, S* y, I* places, S* packed, int num_threads) {
   const Problem p{c->indptr, c->indices, c->edge_ids, c->blocks, c->num_blocks, x, c->num_columns, c->x_stride, c->num_features, weight,
                   c->num_heads, c->col_scale, y, places,
-                  Epilogue<S>(c->row_scale, c->bias, int(c->activation), c->slope, c->dropout, c->seed), c->num_entries * c->num_heads,
+                  Epilogue<S>(c->row_scale, c->bias, int(c->activation), c->slope, c->dropout, c->seed, c->addend, c->addend_scale,
+                              c->num_features),
+                  c->num_entries * c->num_heads,
                   c->num_columns * c->num_features * int64_t(sizeof(S)) > kCoreCacheBytes};
   with_width<kLanes<S>>(p.num_features, [&](auto width) { run<decltype(width)::value>(p, packed, c->slice, num_threads); });
 }

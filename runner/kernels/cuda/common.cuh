@@ -130,8 +130,12 @@ struct Epilogue {
   int activation;
   A slope;
   Dropout dropout;
+  const S* addend;  // [N, F] or null
+  A addend_scale;
+  int64 width;  // F, where there is an addend
   __device__ A finish(A z, int64 row, int64 column) const {
     if (row_scale) z *= value(row_scale[row]);
+    if (addend) z += value(addend[row * width + column]) * addend_scale;
     if (bias) z += value(bias[column]);
     if (activation == kRelu) z = z <= A(0) ? A(0) : z;
     if (activation == kLeakyRelu) z = z > A(0) ? z : z * slope;

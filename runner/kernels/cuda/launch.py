@@ -40,9 +40,37 @@ def spmm(
     _launch(
         x.device, run, num_rows * group, min(slices, MAX_SLICES), *_graph(csr), pointer(x), x.stride(0), num_features,
         pointer(weight), num_heads, pointer(epilogue.row_scale), pointer(col_scale), pointer(epilogue.bias),
-        *activation_of(epilogue), pointer(y), pointer(places),
+        *activation_of(epilogue), pointer(epilogue.addend), pointer(epilogue.addend_scale), pointer(y), pointer(places),
     )  # fmt: skip
     return y, places
+
+
+def finish(x: Tensor, epilogue: Epilogue) -> Tensor:
+    """See the CPU's."""
+    x = walkable(x)
+    y = empty(*x.shape, like=x)
+    run = library.function("elementwise", "finish", STORAGE=STORAGE[x.dtype], INDEX="int", GROUP=1, VEC=1)
+    _launch(
+        x.device, run, x.numel(), 1, pointer(x), pointer(y), *x.shape, pointer(epilogue.bias), pointer(epilogue.addend),
+        pointer(epilogue.addend_scale), *activation_of(epilogue), x.stride(0),
+    )  # fmt: skip
+    return y
+
+
+def drop_entries(csr: Csr, values: Tensor | None, is_turned: bool, probability: float, seed: int) -> Tensor:
+    """See the CPU's."""
+    counts = csr.indptr.diff()
+    nodes = torch.arange(counts.numel(), dtype=csr.indices.dtype, device=counts.device)
+    rows, columns = torch.repeat_interleave(nodes, counts, output_size=csr.indices.numel()), csr.indices
+    if is_turned:
+        rows, columns = columns, rows
+    out = empty(columns.numel(), like=columns, dtype=torch.float32)
+    run = library.function("elementwise", "drop_entries", STORAGE="float", INDEX=INDEX[columns.dtype], GROUP=1, VEC=1)
+    _launch(
+        columns.device, run, columns.numel(), 1, pointer(rows), pointer(columns), columns.numel(), pointer(values),
+        float(probability), seed, pointer(out),
+    )  # fmt: skip
+    return out
 
 
 def epilogue_backward(dy: Tensor, y: Tensor, epilogue: Epilogue) -> Tensor:

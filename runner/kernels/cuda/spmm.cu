@@ -12,9 +12,11 @@ constexpr int64 kTile = 64;  // edges
 
 extern "C" __global__ void spmm(const int64* indptr, const I* indices, const I* edge_ids, int64 num_rows, const S* x, int64 x_stride,
                                 int64 num_features, const S* weight, int64 num_heads, const S* row_scale, const S* col_scale,
-                                const S* bias, int64 activation, double slope, double dropout, int64 seed, S* y, I* places) {
+                                const S* bias, int64 activation, double slope, double dropout, int64 seed, const S* addend,
+                                const S* addend_scale, S* y, I* places) {
   const Graph g{indptr, indices, edge_ids, num_rows};
-  const Epilogue epilogue{row_scale, bias, int(activation), A(slope), Dropout(dropout, seed)};
+  const Epilogue epilogue{row_scale, bias, int(activation), A(slope), Dropout(dropout, seed), addend,
+                          addend_scale ? value(*addend_scale) : A(1), num_features};
   const int64 channels = num_features / num_heads;
   for (int64 row = group_number(); row < num_rows; row += num_groups()) {
     const int64 begin = indptr[row], end = indptr[row + 1];

@@ -128,6 +128,7 @@ class PreparedDensity:
     """A program on density-adaptive kernels; see :class:`runner.kernels.strategy.Prepared`. ``portrait`` is for a picture."""
 
     name = "density_adaptive"
+    draws_by_seed = False
     portrait: Portrait | None
 
     def __init__(

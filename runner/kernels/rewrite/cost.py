@@ -13,7 +13,7 @@ from runner.kernels.opgraph import Aggregate, EdgeApply, EdgeSoftmax, Op, Ref
 from runner.kernels.rewrite.draft import Draft
 from runner.kernels.rewrite.ops import Attend, Linear, Propagate, SparseProduct, View
 
-Stored = Callable[[Ref], float]  # how many entries of a fixed value aren't 0
+Stored = Callable[[Draft, Ref], float]  # how many entries of a fixed value aren't 0
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def op_seconds(draft: Draft, op: Op, machine: Machine, stored: Stored, training:
         case Linear():
             return machine.op_s + passes * _product_s(draft, op, machine)
         case SparseProduct():
-            entries = stored(op.x) * (1 + (0.5 if op.input_drop else 0))
+            entries = stored(draft, op.x) * (1 + (0.5 if op.input_drop else 0))
             gathered = entries * (output.shape[1] * output.dtype.itemsize + 4) / machine.gathered_bytes_per_s
             return machine.op_s + (2 if training else 1) * (gathered + _bytes(draft, op.outputs[0]) / machine.bytes_per_s)
         case Propagate():

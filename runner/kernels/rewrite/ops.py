@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from runner.kernels import reference
 from runner.kernels.adjacency import Adjacency
 from runner.kernels.opgraph import Ref
-from runner.kernels.parameters import Scoring, activate, kept
+from runner.kernels.parameters import Epilogue, Scoring, kept
 from runner.kernels.seeds import Seeds
 
 MAPS: dict[str, Callable[..., Tensor]] = {
@@ -247,41 +247,91 @@ class Dropout(TypedOp):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Finish(TypedOp):
-    """``dropout(activation(x + bias))`` in one pass; x [N, …], bias of the shape of a row."""
+class Finishing(TypedOp):
+    """An op whose store does more: ``dropout(activation(result + addend_scale · addend + bias))``.
 
-    x: Ref
+    Attributes:
+        addend: of the result's shape, or None.
+        addend_scale: one number, or None: 1.
+        bias: of the shape of a row, ones in front allowed, or None.
+        activation, slope: see :class:`runner.kernels.parameters.Epilogue`.
+        drop: dropout, or None.
+    """
+
+    addend: Ref | None = None
+    addend_scale: Ref | None = None
     bias: Ref | None = None
     activation: str = "identity"
     slope: float = 0.0
     drop: Drop | None = None
 
     @property
+    def name(self) -> str:
+        """What it does before that."""
+        return ""
+
+    @property
     def label(self) -> str:
-        parts = ["bias"] if self.bias is not None else []
+        parts = [self.name] if self.name else []
+        parts += ["add"] if self.addend is not None else []
+        parts += ["bias"] if self.bias is not None else []
         parts += [self.activation] if self.activation != "identity" else []
         parts += [f"dropout {self.drop.probability:g}"] if self.drop is not None else []
         return " → ".join(parts)
 
-    def reads(self) -> tuple[Ref, ...]:
-        return (self.x,) if self.bias is None else (self.x, self.bias)
+    @property
+    def is_bare(self) -> bool:
+        """Whether its store does nothing more."""
+        return self.is_open and self.bias is None and self.addend is None
 
-    def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:  # noqa: ARG002
-        x = tensors[0] if self.bias is None else tensors[0] + tensors[1].reshape(tensors[0].shape[1:])
-        y = activate(x, self.activation, self.slope)
-        return y if self.drop is None else self.drop.apply(y, seeds)
+    @property
+    def is_open(self) -> bool:
+        """Whether more can be added to its result: no activation or dropout follows yet."""
+        return self.activation == "identity" and self.drop is None
+
+    def operands(self) -> tuple[Ref | None, ...]:
+        """What it reads before that, None for what is missing."""
+        raise AssertionError
+
+    def reads(self) -> tuple[Ref, ...]:
+        every = (*self.operands(), self.addend, self.addend_scale, self.bias)
+        return tuple(ref for ref in every if ref is not None)
+
+    def fill(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor | None], Tensor | None, Tensor | None, Tensor | None]:
+        """Return (operands, addend, addend_scale, bias) from the tensors that it reads, None for what is missing."""
+        given = iter(tensors)
+        every = [None if ref is None else next(given) for ref in (*self.operands(), self.addend, self.addend_scale, self.bias)]
+        return every[:-3], every[-3], every[-2], every[-1]
+
+    def epilogue(self, tensors: Sequence[Tensor], seeds: Seeds) -> Epilogue:
+        """Return what its store does."""
+        _, addend, addend_scale, bias = self.fill(tensors)
+        dropout, seed = (0.0, 0) if self.drop is None else (self.drop.probability, seeds(self.drop.number))
+        return Epilogue(None, bias, self.activation, self.slope, dropout, seed, addend, addend_scale)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Propagate(TypedOp):
-    """``finish(row_scale · reduce over edges of weight · col_scale · x[source])``, and what :class:`Finish` does; sum, max or min.
+class Finish(Finishing):
+    """Only what a store does, in a pass of its own; x [N, …]."""
+
+    x: Ref
+
+    def operands(self) -> tuple[Ref | None, ...]:
+        return (self.x,)
+
+    def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:  # noqa: ARG002
+        return reference.finish(tensors[0], self.epilogue(tensors, seeds))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Propagate(Finishing):
+    """``row_scale · reduce over edges of weight · col_scale · x[source]``.
 
     Attributes:
         x: [N, …].
         weight: by edge id: [E], [E, 1, …] or, by head, [E, H, 1]; None: 1.
         row_scale, col_scale: constants [N, 1, …], or None.
         reduce: sum, mean, max or min.
-        finish: bias, activation and dropout, or None.
     """
 
     x: Ref
@@ -289,36 +339,23 @@ class Propagate(TypedOp):
     row_scale: Ref | None = None
     col_scale: Ref | None = None
     reduce: str = "sum"
-    bias: Ref | None = None
-    activation: str = "identity"
-    slope: float = 0.0
-    drop: Drop | None = None
 
     @property
-    def label(self) -> str:
-        scaled = "".join(
-            f"{name} · " for name, ref in (("row", self.row_scale), ("edge", self.weight), ("column", self.col_scale)) if ref
-        )
-        parts = [f"propagate {self.reduce}{' of ' + scaled[:-3] if scaled else ''}"]
-        parts += ["bias"] if self.bias is not None else []
-        parts += [self.activation] if self.activation != "identity" else []
-        parts += [f"dropout {self.drop.probability:g}"] if self.drop is not None else []
-        return " → ".join(parts)
+    def name(self) -> str:
+        scales = (("row", self.row_scale), ("edge", self.weight), ("column", self.col_scale))
+        given = " · ".join(name for name, ref in scales if ref is not None)
+        return f"propagate {self.reduce}{f' of {given}' if given else ''}"
 
     @property
     def is_linear(self) -> bool:
         """Whether nothing follows the reduction but scales, and it is a sum or mean."""
-        is_bare = self.bias is None and self.activation == "identity" and self.drop is None
-        return is_bare and self.reduce in ("sum", "mean")
+        return self.is_bare and self.reduce in ("sum", "mean")
 
-    def reads(self) -> tuple[Ref, ...]:
-        return tuple(ref for ref in (self.x, self.weight, self.row_scale, self.col_scale, self.bias) if ref is not None)
+    def operands(self) -> tuple[Ref | None, ...]:
+        return (self.x, self.weight, self.row_scale, self.col_scale)
 
     def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:
-        given = iter(tensors)
-        x, weight, row_scale, col_scale, bias = (
-            None if ref is None else next(given) for ref in (self.x, self.weight, self.row_scale, self.col_scale, self.bias)
-        )
+        x, weight, row_scale, col_scale = self.fill(tensors)[0]
         assert x is not None
         if col_scale is not None:
             x = reference.edge_apply("mul", x, col_scale)
@@ -328,10 +365,7 @@ class Propagate(TypedOp):
         )
         if row_scale is not None:
             y = reference.edge_apply("mul", y, row_scale)
-        if bias is not None:
-            y = y + bias.reshape(y.shape[1:])
-        y = activate(y, self.activation, self.slope)
-        return y if self.drop is None else self.drop.apply(y, seeds)
+        return reference.finish(y, self.epilogue(tensors, seeds))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -441,34 +475,24 @@ class Stack(TypedOp):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class SparseProduct(TypedOp):
-    """``dropout(x) W``, then what :class:`Finish` does, where x is fixed and mostly 0: only its stored values are read."""
+class SparseProduct(Finishing):
+    """``dropout(x) W``, where x is fixed and mostly 0: only its stored values are read."""
 
     x: Ref
     weight: Ref
     is_turned: bool = False
     input_drop: Drop | None = None
-    bias: Ref | None = None
-    activation: str = "identity"
-    slope: float = 0.0
-    drop: Drop | None = None
 
     @property
-    def label(self) -> str:
-        parts = [f"dropout {self.input_drop.probability:g}"] if self.input_drop is not None else []
-        parts += ["sparse linear"]
-        parts += ["bias"] if self.bias is not None else []
-        parts += [self.activation] if self.activation != "identity" else []
-        parts += [f"dropout {self.drop.probability:g}"] if self.drop is not None else []
-        return " → ".join(parts)
+    def name(self) -> str:
+        dropped = "" if self.input_drop is None else f"dropout {self.input_drop.probability:g} → "
+        return f"{dropped}sparse linear"
 
-    def reads(self) -> tuple[Ref, ...]:
-        return tuple(ref for ref in (self.x, self.weight, self.bias) if ref is not None)
+    def operands(self) -> tuple[Ref | None, ...]:
+        return (self.x, self.weight)
 
     def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:  # noqa: ARG002
-        x, weight, *bias = tensors
+        x, weight = tensors[:2]
         x = x if self.input_drop is None else self.input_drop.apply(x, seeds)
-        y = F.linear(x, weight if self.is_turned else weight.t(), bias[0] if bias else None)
-        y = activate(y, self.activation, self.slope)
-        return y if self.drop is None else self.drop.apply(y, seeds)
-
+        y = F.linear(x, weight if self.is_turned else weight.t())
+        return reference.finish(y, self.epilogue(tensors, seeds))

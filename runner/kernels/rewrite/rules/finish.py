@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from runner.kernels.opgraph import Op, Ref
 from runner.kernels.rewrite.draft import Draft
 from runner.kernels.rewrite.engine import Match, Refusal
-from runner.kernels.rewrite.ops import Attend, Binary, Dropout, Finish, Linear, Map, Propagate, SparseProduct, View
+from runner.kernels.rewrite.ops import Attend, Binary, Dropout, Finish, Finishing, Linear, Map, Propagate, View
 
-Finishing = Propagate | SparseProduct | Finish
 _ACTIVATIONS = ("relu", "elu", "leaky_relu")
 
 
@@ -24,63 +25,77 @@ class Epilogue:
 
     def find(self, draft: Draft) -> Iterator[Match | Refusal]:
         for op in draft.ops:
-            source = _source(draft, op)
-            if source is None:
-                continue
-            if isinstance(source, Finishing):
-                joined = _joined(draft, source, op)
-                if joined is not None:
-                    yield Match(op.where, f"{op.label} in the store of {source.label}", lambda op=op, s=source, j=joined: draft.replace([s, op], [j]))
-            elif (alone := _alone(draft, source, op)) is not None:
-                yield Match(op.where, f"{op.label} in one pass", lambda op=op, a=alone: draft.replace([op], [a]))
+            for x, fields in _what_follows(draft, op):
+                source = draft.producer(x)
+                if not draft.is_read_once(x) or draft.value(x).space != "node":
+                    continue
+                if isinstance(source, Finishing) and _has_room(source, fields):
+                    joined = dataclasses.replace(source, output=op.outputs[0], **fields)
+                    what = f"{op.label} in the store of {source.label}"
+                    yield Match(op.where, what, lambda op=op, s=source, j=joined: draft.replace([s, op], [j]))
+                elif (alone := _alone(draft, source, op, x, fields)) is not None:
+                    yield Match(op.where, f"{op.label} in one pass", lambda op=op, a=alone: draft.replace(*a))
 
 
-def _source(draft: Draft, op: Op) -> Op | None:
-    """What makes the value that an op alone reads, where the op works element by element."""
-    if isinstance(op, Map) and op.function in _ACTIVATIONS or isinstance(op, Dropout):
-        x = op.x
-    elif isinstance(op, Binary) and op.operation == "add" and (found := _bias(draft, op)) is not None:
-        x = found[0]
-    else:
+_Fields = dict[str, Any]
+
+
+def _what_follows(draft: Draft, op: Op) -> Iterator[tuple[Ref, _Fields]]:
+    """Yield (value, what is done to it) for an op that works element by element; a sum can be read in two ways."""
+    match op:
+        case Map() if op.function in _ACTIVATIONS:
+            yield op.x, {"activation": op.function, "slope": op.arguments[0] if op.arguments else 0.0}
+        case Dropout():
+            yield op.x, {"drop": op.drop}
+        case Binary(operation="add"):
+            for x, other in ((op.a, op.b), (op.b, op.a)):
+                if draft.value(x).shape != draft.value(op.output).shape:
+                    continue
+                if _is_row(draft, other, x):
+                    yield x, {"bias": other}
+                elif draft.value(other).shape == draft.value(x).shape and isinstance(draft.producer(x), Propagate):
+                    yield x, _addend(draft, other)
+
+
+def _is_row(draft: Draft, bias: Ref, x: Ref) -> bool:
+    row = draft.value(x).shape[1:]
+    return draft.value(bias).space == "dense" and draft.value(bias).shape in (row, (1, *row))
+
+
+def _addend(draft: Draft, ref: Ref) -> _Fields:
+    """An addend, its scale apart where it has one number as such."""
+    op = draft.producer(ref)
+    if isinstance(op, Binary) and op.operation == "mul" and draft.is_read_once(ref):
+        for scale, x in ((op.a, op.b), (op.b, op.a)):
+            is_number = draft.value(scale).space == "dense" and math.prod(draft.value(scale).shape) == 1
+            if is_number and draft.value(x).shape == draft.value(ref).shape:
+                return {"addend": x, "addend_scale": scale}
+    return {"addend": ref}
+
+
+def _has_room(source: Finishing, fields: _Fields) -> bool:
+    """Whether a store can do something more, after all that it does already."""
+    if "drop" in fields:
+        return source.drop is None
+    if not source.is_open:
+        return False
+    is_sum = isinstance(source, Propagate) and source.reduce == "sum"
+    if "addend" in fields:
+        return source.addend is None and is_sum
+    return "activation" in fields or source.bias is None
+
+
+def _alone(
+    draft: Draft, source: Op | None, op: Op, x: Ref, fields: _Fields
+) -> tuple[list[Op], list[Op]] | None:
+    """A pass of its own behind a product, an attention or a sum of two values: (what goes, what comes)."""
+    if "addend" in fields or not isinstance(source, Linear | Attend | View | Binary):
         return None
-    return draft.producer(x) if draft.is_read_once(x) and draft.value(x).space == "node" else None
-
-
-def _bias(draft: Draft, op: Binary) -> tuple[Ref, Ref] | None:
-    """(value, bias) where one side of a sum has the shape of a row."""
-    for x, bias in ((op.a, op.b), (op.b, op.a)):
-        shape, row = draft.value(bias).shape, draft.value(x).shape[1:]
-        is_row = shape in (row, (1, *row))
-        if draft.value(bias).space == "dense" and is_row and draft.value(x).shape == draft.value(op.output).shape:
-            return x, bias
-    return None
-
-
-def _joined(draft: Draft, source: Finishing, op: Op) -> Finishing | None:
-    """The source with an op done in its store; None where what it does there already comes later."""
-    is_bare = source.activation == "identity" and source.drop is None
-    fields: dict[str, object] = {}
-    if isinstance(op, Binary) and is_bare and source.bias is None and (found := _bias(draft, op)):
-        fields = {"bias": found[1]}
-    elif isinstance(op, Map) and is_bare:
-        fields = {"activation": op.function, "slope": op.arguments[0] if op.arguments else 0.0}
-    elif isinstance(op, Dropout) and source.drop is None:
-        fields = {"drop": op.drop}
-    return dataclasses.replace(source, output=op.outputs[0], **fields) if fields else None  # type: ignore[arg-type]
-
-
-def _alone(draft: Draft, source: Op | None, op: Op) -> Finish | None:
-    """A pass of its own behind a product, an attention, or what else gives a value of nodes."""
-    x = op.x if isinstance(op, Map | Dropout) else op.reads()[0]
-    if not isinstance(source, Linear | Attend | View | Binary):
-        return None
-    start = Finish(output=op.outputs[0], where=op.where, x=x)
-    if isinstance(op, Binary):
-        found = _bias(draft, op)
-        assert found is not None
-        return dataclasses.replace(start, x=found[0], bias=found[1])
-    joined = _joined(draft, start, op)
-    return joined if isinstance(joined, Finish) else None
+    shape = draft.value(x).shape
+    if isinstance(source, Binary) and source.operation == "add" and draft.value(source.a).shape == draft.value(source.b).shape == shape:
+        joined = Finish(output=op.outputs[0], where=op.where, x=source.a, addend=source.b, **fields)
+        return [source, op], [joined]
+    return [op], [Finish(output=op.outputs[0], where=op.where, x=x, **fields)]
 
 
 @dataclass(frozen=True)

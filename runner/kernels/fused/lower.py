@@ -1,0 +1,194 @@
+"""Rewritten ops → kernels.
+
+Legend: N nodes, E edges, F features, H heads, C channels a head.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from runner.kernels import native
+from runner.kernels.fused.invariants import Invariants, expression
+from runner.kernels.fused.products import FixedMatrix, SparseMatrix, finished, sparse_product
+from runner.kernels.lower import Executable, Kernel, Resolve, plain
+from runner.kernels.opgraph import Op, OpGraph, Ref
+from runner.kernels.ops import dot_attention, gat_attention, gatv2_attention, spmm
+from runner.kernels.ops.backend import has_kernels
+from runner.kernels.ops.checks import DTYPES
+from runner.kernels.parameters import Epilogue
+from runner.kernels.rewrite.draft import Draft
+from runner.kernels.rewrite.legality import is_scale
+from runner.kernels.rewrite.ops import Attend, Dropout, Finish, Propagate, SparseProduct, TypedOp
+from runner.kernels.seeds import Seeds
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Kept(TypedOp):
+    """A value of the prologue, as its owner keeps it."""
+
+    @property
+    def label(self) -> str:
+        return "kept"
+
+    def reads(self) -> tuple[Ref, ...]:
+        return ()
+
+
+def executable(draft: Draft, invariants: Invariants) -> Executable:
+    """Return a rewritten program on kernels: what depends on features and graph only is fetched from its owner."""
+    seeds = Seeds()
+    lowering = Lowering(draft, invariants, seeds)
+    return Executable(lowering.graph, lambda _, op: lowering.kernel(op), seeds=seeds)
+
+
+class Lowering:
+    """The kernels of one rewritten program."""
+
+    def __init__(self, draft: Draft, invariants: Invariants, seeds: Seeds) -> None:
+        self._draft, self._invariants, self._seeds = draft, invariants, seeds
+        self.graph = self._without_prologue()
+        self._has_kernels = has_kernels(draft.graph.adjacency.device)
+
+    def _without_prologue(self) -> OpGraph:
+        """The op graph with a fetch in the place of what is kept; sparse products have what they read from the owner themselves."""
+        draft = self._draft
+        dense = {ref.index for op in draft.ops for ref in op.reads() if not (isinstance(op, SparseProduct) and ref == op.x)}
+        made = {output.index: op for op in draft.prologue for output in op.outputs}
+        kept: list[Op] = [
+            Kept(output=Ref(index), where=op.where) for index, op in made.items() if index in dense or Ref(index) == draft.output
+        ]
+        return dataclasses.replace(draft.finish(), ops=[*kept, *draft.ops])
+
+    def kernel(self, op: Op) -> Kernel | None:
+        """Return an op's kernel; None for what runs in plain torch."""
+        match op:
+            case Kept():
+                return lambda resolve: self._fixed(op.output, resolve)
+            case SparseProduct():
+                return self._sparse(op)
+            case _ if not self._has_kernels or self._draft.value(op.outputs[0]).dtype not in DTYPES:
+                return None
+            case Propagate():
+                return self._propagate(op)
+            case Finish() | Dropout() if len(self._draft.value(op.output).shape) > 1:
+                return self._finish(op)
+            case Attend():
+                return self._attend(op)
+            case TypedOp():
+                return None
+        return native.lower(self.graph, op)
+
+    def _fixed(self, ref: Ref, resolve: Resolve) -> Tensor:
+        """A fixed value: the features, a constant, or what the prologue makes of them."""
+        draft = self._draft
+        if ref == draft.graph.features:
+            return resolve(ref)
+        if ref.index in draft.constants:
+            return draft.constants[ref.index]
+        op = next(op for op in draft.prologue if ref in op.outputs)
+
+        def make() -> Tensor:
+            run = self.kernel(op) or plain(self.graph, op, self._seeds)
+            made: Tensor = run(lambda read: self._fixed(read, resolve))
+            return made
+
+        return self._invariants.value(expression(draft, ref), make)
+
+    def _sparse(self, op: SparseProduct) -> Kernel:
+        draft, key = self._draft, ("sparse", expression(self._draft, op.x))
+        drop = op.input_drop
+        if not self._has_kernels:
+            return lambda resolve: op.plain(
+                draft.graph.adjacency, self._seeds, self._fixed(op.x, resolve), *map(resolve, op.reads()[1:])
+            )
+
+        def run(resolve: Resolve) -> Tensor:
+            x = self._invariants.value(key, lambda: SparseMatrix.of(self._fixed(op.x, resolve)))
+            input_drop = None if drop is None else (drop.probability, self._seeds(drop.number))
+            weight = resolve(op.weight)
+            tensors = (weight, weight, *map(resolve, op.reads()[2:]))  # x isn't read densely
+            return sparse_product(x, weight, op.is_turned, input_drop, op.epilogue(tensors, self._seeds))
+
+        return run
+
+    def _propagate(self, op: Propagate) -> Kernel:
+        draft, adjacency = self._draft, self._draft.graph.adjacency
+        is_fixed = op.weight is None or (op.weight.index in draft.constants and is_scale(draft, op.weight))
+        if op.reduce not in ("sum", "mean") or not is_fixed:
+            return self._propagate_by_op(op)
+        factors = [None if ref is None else draft.constants[ref.index].reshape(-1) for ref in op.operands()[1:]]
+        weight, row_scale, col_scale = factors
+        dtype = draft.value(op.output).dtype
+        if op.reduce == "mean":
+            mean = adjacency.mean_scale(dtype)
+            row_scale = mean if row_scale is None else mean * row_scale
+        key: Hashable = (
+            "matrix", op.reduce, dtype, *(None if ref is None else expression(draft, ref) for ref in op.operands()[1:]),
+        )  # fmt: skip
+
+        def run(resolve: Resolve) -> Tensor:
+            matrix = self._invariants.layout(
+                key, lambda: FixedMatrix.of(adjacency, weight, row_scale, col_scale, dtype)
+            )
+            tensors = [*map(resolve, op.reads())]
+            return finished(tensors[0], op.epilogue(tensors, self._seeds), matrix)
+
+        return run
+
+    def _propagate_by_op(self, op: Propagate) -> Kernel:
+        """With weights that change, or a maximum: our op, and an addend behind it."""
+        adjacency = self._draft.graph.adjacency
+
+        def run(resolve: Resolve) -> Tensor:
+            tensors = [*map(resolve, op.reads())]
+            x, weight, row_scale, col_scale = op.fill(tensors)[0]
+            assert x is not None
+            told = op.epilogue(tensors, self._seeds)
+            scales = {
+                name: None if scale is None else scale.reshape(-1)
+                for name, scale in (("row_scale", row_scale), ("col_scale", col_scale))
+            }
+            rows = x.unsqueeze(1) if x.dim() == 1 else x
+            if told.addend is not None:
+                return finished(spmm(adjacency, rows, weight, reduce=op.reduce, **scales), told).reshape(-1, *x.shape[1:])
+            bias = None if told.bias is None else told.bias.reshape(rows.shape[1:])
+            return spmm(
+                adjacency, rows, weight, reduce=op.reduce, **scales, bias=bias, activation=told.activation, slope=told.slope,
+                dropout=told.dropout, seed=told.seed,
+            ).reshape(-1, *x.shape[1:])  # fmt: skip
+
+        return run
+
+    def _finish(self, op: Finish | Dropout) -> Kernel:
+        def run(resolve: Resolve) -> Tensor:
+            tensors = [*map(resolve, op.reads())]
+            if isinstance(op, Dropout):
+                told = Epilogue(dropout=op.drop.probability, seed=self._seeds(op.drop.number))
+            else:
+                told = op.epilogue(tensors, self._seeds)
+            return finished(tensors[0], told)
+
+        return run
+
+    def _attend(self, op: Attend) -> Kernel:
+        adjacency = self._draft.graph.adjacency
+
+        def run(resolve: Resolve) -> Tensor:
+            value, key, query, vector = op.operands([*map(resolve, op.reads())])
+            told = op.scoring(self._seeds)
+            options = {"dropout": told.dropout, "seed": told.seed}
+            match op.score:
+                case "gat":
+                    assert key is not None
+                    return gat_attention(adjacency, value, key, query, negative_slope=told.slope, **options)
+                case "gatv2":
+                    assert vector is not None
+                    return gatv2_attention(adjacency, value, query, vector, negative_slope=told.slope, **options)
+            assert key is not None
+            return dot_attention(adjacency, value, key, query, scale=told.scale, **options)
+
+        return run

@@ -1,0 +1,139 @@
+"""The strategy ``fused``: the captured model is rewritten by rules (:mod:`runner.kernels.rewrite`) and runs on fused kernels.
+
+The cost model ranks the legal programs; the best few, and baseline, are held to the module's answers and timed on the real graph, forward
+and backward, within a budget; what is fastest is kept. Dropout goes by seed, so no mask is stored: see :mod:`runner.kernels.seeds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from runner.errors import UserError, suggestion
+from runner.kernels.fused.invariants import Invariants
+from runner.kernels.fused.lower import executable
+from runner.kernels.fused.machine import StoredEntries, calibrated
+from runner.kernels.fused.trials import Choice, Trials
+from runner.kernels.lower import Executable
+from runner.kernels.opgraph import OpGraph
+from runner.kernels.rewrite.search import FAMILIES, Rewritten, Search
+from runner.kernels.strategy import OwnOrder, Prepared, Program, Stopwatch
+from runner.units import format_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fused:
+    """Options of the strategy.
+
+    Attributes:
+        num_plans: programs that are timed at most; 1: the cost model decides.
+        trial_seconds: of timing, at most, but two rounds at least; 0: the cost model decides.
+        min_gain: another than baseline must be faster by this share.
+        without: families of rules that are switched off.
+        keep_choices: take what an earlier run measured for the same program on the same machine.
+        name: the strategy.
+    """
+
+    num_plans: int = 6
+    trial_seconds: float = 2.0
+    min_gain: float = 0.03
+    without: Sequence[str] = ()
+    keep_choices: bool = True
+    name: str = "fused"
+
+    def prepare(self, program: Program) -> Prepared:
+        """Capture, rewrite, measure and keep the best.
+
+        Raises:
+            UserError: where the model can't be captured, or a family's name is unknown.
+        """
+        for family in self.without:
+            if family not in FAMILIES:
+                raise UserError(f"no family of rules is called '{family}'; {suggestion(family, FAMILIES)}")
+        watch = Stopwatch()
+        graphs = {training: watch.measure("capture", partial(program.capture, training)) for training in (True, False)}
+        machine = watch.measure("calibrate", partial(calibrated, program.features().device))
+        stored = StoredEntries(program)
+        watch.measure("count", stored.count)
+
+        def search(training: bool) -> list[Rewritten]:
+            found = Search(graphs[training], machine, stored, training, frozenset(self.without))
+            return found.best(self.num_plans if training else 1)
+
+        ranked: list[Rewritten] = watch.measure("rewrite", partial(search, True))
+        evaluated: list[Rewritten] = watch.measure("rewrite", partial(search, False))
+        invariants = Invariants()
+        trials = Trials(program, invariants, self.trial_seconds, self.min_gain, self.keep_choices)
+        choice: Choice = watch.measure("select", partial(trials.choose, ranked))
+        return PreparedFused(program, graphs, {True: choice.kept, False: evaluated[0]}, choice, ranked, invariants, watch.seconds)
+
+
+class PreparedFused(OwnOrder):
+    """A program in fused kernels, nodes in their own order; see :class:`runner.kernels.strategy.Prepared`."""
+
+    name = "fused"
+    draws_by_seed = True
+
+    def __init__(
+        self,
+        program: Program,
+        graphs: dict[bool, OpGraph],
+        programs: dict[bool, Rewritten],
+        choice: Choice,
+        ranked: list[Rewritten],
+        invariants: Invariants,
+        preprocess_s: dict[str, float],
+    ) -> None:
+        self._graphs, self._programs, self._choice, self._ranked = graphs, programs, choice, ranked
+        self._invariants, self.preprocess_s = invariants, preprocess_s
+        self._runs = {training: executable(found.draft, invariants) for training, found in programs.items()}
+        self._forward = program.forward if choice.is_baseline else None
+        self.draws_by_seed = not choice.is_baseline
+        self.report: dict[str, Any] = self._describe()
+
+    @property
+    def resident_bytes(self) -> int:
+        """What is kept of the graph and the features, in bytes."""
+        return self._invariants.num_bytes
+
+    def __call__(self, features: Tensor, training: bool) -> Tensor:
+        if self._forward is not None:
+            return self._forward(features)
+        self._invariants.follow(features)
+        return self._runs[training](features)
+
+    def lowered(self) -> tuple[OpGraph, Executable] | None:
+        return None if self._forward is not None else (self._graphs[True], self._runs[True])
+
+    def _describe(self) -> dict[str, Any]:
+        kept = self._programs[True]
+        return {
+            "plan": str(kept.plan),
+            "is_baseline": self._choice.is_baseline,
+            "rules": [str(step) for step in kept.steps if not step.reason],
+            "refused": [str(step) for step in kept.steps if step.reason],
+            "ops": [f"{op.label}" for op in kept.draft.ops],
+            "tried_s": self._choice.tried_s,
+            "predicted_s": {str(entry.plan): entry.predicted_s for entry in self._ranked},
+        }
+
+    def explain(self) -> str:
+        kept, choice = self._programs[True], self._choice
+        lines = ["captured, in training:", str(self._graphs[True]), "", "rewritten:", str(kept.draft.finish()), ""]
+        once = ", ".join(op.label for op in kept.draft.prologue)
+        lines += [f"computed once: {once}", ""] if once else []
+        lines += ["rules that were applied:", *(f"  {step}" for step in kept.steps if not step.reason)]
+        refused = [f"  {step}" for step in kept.steps if step.reason]
+        lines += ["rules that were refused:", *refused] if refused else []
+        lines += ["", f"kept: {'baseline' if choice.is_baseline else kept.plan} ({choice.reason})"]
+        for entry in self._ranked:
+            took = choice.tried_s.get(str(entry.plan))
+            measured = "not timed" if took is None else format_seconds(took)
+            lines.append(f"    {entry.plan!s:70} {measured:>9}   ({format_seconds(entry.predicted_s)} predicted)")
+        if "baseline" in choice.tried_s:
+            lines.append(f"    {'baseline':70} {format_seconds(choice.tried_s['baseline']):>9}")
+        return "\n".join(lines)
