@@ -14,7 +14,7 @@ from typing import Any
 from runner.errors import ConfigError, suggestion
 
 STRATEGIES = ("baseline", "native", "density_adaptive", "fused", "auto")
-MODELS = ("gcn", "sage", "gin", "gat", "gatv2", "sgc", "appnp", "custom")
+MODELS = ("gcn", "sage", "gin", "gat", "gatv2", "sgc", "appnp", "monet", "edgeconv", "custom")
 RULE_FAMILIES = ("order", "split", "fuse", "attention", "scale", "keep", "sparse", "common", "epilogue")
 KERNEL_HEADS = 8  # of the ops with heads in task=kernels
 KERNEL_OPS = (
@@ -35,7 +35,7 @@ KERNEL_OPS = (
 TABLE_DATASET_OPTIONS = ("root", "features", "labels", "download")  # of dataset: hold for every graph of the table
 TABLE_MODELS = ("gcn", "sage", "gin")
 GRAPH_MODELS = ("gcn", "gin", "custom")
-SAMPLED_MODELS = ("gcn", "sage", "gin", "gat", "gatv2", "custom")
+SAMPLED_MODELS = ("gcn", "sage", "gin", "gat", "gatv2", "monet", "edgeconv", "custom")
 
 
 def option(
@@ -137,6 +137,8 @@ class ModelConfig:
     bias: bool = option(True, "bias of the layers")
     num_hops: int = option(2, "SGC, APPNP: propagation steps", low=1, high=1000)
     alpha: float = option(0.1, "APPNP: teleport probability", low=0, high=1)
+    num_kernels: int = option(3, "MoNet: Gaussians", low=1, high=1024)
+    pseudo_dim: int = option(2, "MoNet: pseudo-coordinates of an edge", low=1, high=64)
     learn_eps: bool = option(False, "GIN: learn the weight of a node's own features")
     mlp_layers: int = option(2, "GIN: linear layers in each MLP", low=1, high=16)
     readout: str = option("sum", "graph classification: readout over a graph's nodes", choices=("sum", "mean", "max"))

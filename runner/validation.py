@@ -36,14 +36,16 @@ MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
     "mlp_layers": ("gin",),
     "readout": ("gcn", "gin"),
     "edge_weight": ("gcn", "sage", "gin", "sgc", "appnp"),
-    "num_layers": ("gcn", "sage", "gin", "gat", "gatv2", "appnp"),
-    "hidden": ("gcn", "sage", "gin", "gat", "gatv2", "appnp"),
-    "dropout": ("gcn", "sage", "gin", "gat", "gatv2", "appnp"),
-    "norm": ("gcn", "sage", "gin", "gat", "gatv2", "appnp"),
-    "residual": ("gcn", "sage", "gin", "gat", "gatv2"),
-    "activation": ("gcn", "sage", "gin", "gat", "gatv2", "appnp"),
-    "input_dropout": ("gcn", "sage", "gin", "gat", "gatv2", "sgc", "appnp"),
-    "bias": ("gcn", "sage", "gat", "gatv2", "sgc", "appnp"),
+    "num_kernels": ("monet",),
+    "pseudo_dim": ("monet",),
+    "num_layers": ("gcn", "sage", "gin", "gat", "gatv2", "appnp", "monet", "edgeconv"),
+    "hidden": ("gcn", "sage", "gin", "gat", "gatv2", "appnp", "monet", "edgeconv"),
+    "dropout": ("gcn", "sage", "gin", "gat", "gatv2", "appnp", "monet", "edgeconv"),
+    "norm": ("gcn", "sage", "gin", "gat", "gatv2", "appnp", "monet", "edgeconv"),
+    "residual": ("gcn", "sage", "gin", "gat", "gatv2", "edgeconv"),
+    "activation": ("gcn", "sage", "gin", "gat", "gatv2", "appnp", "monet", "edgeconv"),
+    "input_dropout": ("gcn", "sage", "gin", "gat", "gatv2", "sgc", "appnp", "monet", "edgeconv"),
+    "bias": ("gcn", "sage", "gat", "gatv2", "sgc", "appnp", "monet"),
 }
 
 
@@ -270,8 +272,10 @@ def _check_table(config: Config) -> None:
 
 def _check_density_adaptive(config: Config) -> None:
     model, reason = config.model, None
-    if model.name in ("gat", "gatv2"):
+    if model.name in ("gat", "gatv2", "monet"):
         reason = f"model={model.name} weights every edge anew at each step"
+    elif model.name == "edgeconv":
+        reason = "model=edgeconv takes a maximum"
     elif model.name == "sage" and model.aggregator != "mean":
         reason = f"model.aggregator={model.aggregator} takes a maximum"
     if reason:
@@ -311,7 +315,7 @@ def _readers(config: Config) -> Iterator[tuple[list[str], bool, str]]:
     yield of("dataset", "num_communities", "intra_fraction"), is_planted and dataset.task == "node", "this dataset"
     yield of("dataset", "feature_signal"), dataset.features == "given", f"dataset.features={dataset.features}"
     yield of("model", "readout"), dataset.task == "graph", "dataset.task=node"
-    is_deep = config.model.num_layers > 1 or config.model.name in ("sgc", "custom") or dataset.task == "graph"
+    is_deep = config.model.num_layers > 1 or config.model.name in ("sgc", "edgeconv", "custom") or dataset.task == "graph"
     has_mlp = config.model.name == "gin" and config.model.mlp_layers > 1
     yield of("model", "dropout", "residual", "heads"), is_deep, "model.num_layers=1"
     yield of("model", "hidden", "norm", "activation"), is_deep or has_mlp, "model.num_layers=1"

@@ -11,26 +11,19 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from runner.errors import ConfigError, suggestion
 from runner.gnn.dgl_compat import import_dgl
+from runner.gnn.edge_models import EdgeNet, MoNet
+from runner.gnn.layers import ACTIVATIONS, graphs_of, norm_of
 from runner.schema import ModelConfig
 
 ALLOWED_PACKAGES = "GEARSAIL_MODEL_PACKAGES"
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "elu": F.elu,
-    "leaky_relu": F.leaky_relu,
-    "tanh": torch.tanh,
-}
 
 
 def build_model(config: ModelConfig, num_features: int, num_classes: int, task: str) -> nn.Module:
@@ -57,6 +50,10 @@ def build_model(config: ModelConfig, num_features: int, num_classes: int, task: 
             return SGC(config, num_features, num_classes)
         case "appnp":
             return APPNP(config, num_features, num_classes)
+        case "monet":
+            return MoNet(config, num_features, num_classes)
+        case "edgeconv":
+            return EdgeNet(config, num_features, num_classes)
     return StackedNet(config, num_features, num_classes)
 
 
@@ -92,22 +89,8 @@ def _build_custom(config: ModelConfig, num_features: int, num_classes: int) -> n
     return built
 
 
-def _graphs(graph: Any, num_layers: int) -> list[Any]:
-    """One graph for each layer: the blocks as sampled, or the same graph every time."""
-    return list(graph) if isinstance(graph, list | tuple) else [graph] * num_layers
-
-
 def _weight(graph: Any, used: bool) -> Tensor | None:
     return graph.edata["weight"] if used else None
-
-
-def _norm(kind: str, width: int) -> nn.Module:
-    match kind:
-        case "batch":
-            return nn.BatchNorm1d(width)
-        case "layer":
-            return nn.LayerNorm(width)
-    return nn.Identity()
 
 
 class MLP(nn.Module):
@@ -116,8 +99,8 @@ class MLP(nn.Module):
     def __init__(self, widths: list[int], norm: str, activation: str) -> None:
         super().__init__()
         self.linears = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
-        self.norms = nn.ModuleList(_norm(norm, width) for width in widths[1:-1])
-        self.activation = _ACTIVATIONS[activation]
+        self.norms = nn.ModuleList(norm_of(norm, width) for width in widths[1:-1])
+        self.activation = ACTIVATIONS[activation]
 
     def forward(self, h: Tensor) -> Tensor:
         for linear, norm in zip(self.linears, self.norms, strict=False):
@@ -142,13 +125,13 @@ class StackedNet(nn.Module):
             layer, out = _make_layer(config, width, num_outputs if is_last else config.hidden, is_last)
             self.layers.append(layer)
             if not is_last:
-                self.norms.append(_norm(config.norm, out))
+                self.norms.append(norm_of(config.norm, out))
             width = out
         self.input_dropout, self.dropout = nn.Dropout(config.input_dropout), nn.Dropout(config.dropout)
-        self.activation = _ACTIVATIONS[config.activation]
+        self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, graph: Any, features: Tensor) -> Tensor:
-        graphs = _graphs(graph, len(self.layers))
+        graphs = graphs_of(graph, len(self.layers))
         h = self.input_dropout(features)
         for layer, norm, block in zip(self.layers, self.norms, graphs, strict=False):
             out = self._convolve(layer, block, h).flatten(1)
@@ -204,9 +187,9 @@ class APPNP(nn.Module):
         widths = [num_features, *[config.hidden] * (config.num_layers - 1), num_outputs]
         self.edge_weight = config.edge_weight
         self.linears = nn.ModuleList(nn.Linear(a, b, bias=config.bias) for a, b in pairwise(widths))
-        self.norms = nn.ModuleList(_norm(config.norm, width) for width in widths[1:-1])
+        self.norms = nn.ModuleList(norm_of(config.norm, width) for width in widths[1:-1])
         self.input_dropout, self.dropout = nn.Dropout(config.input_dropout), nn.Dropout(config.dropout)
-        self.activation = _ACTIVATIONS[config.activation]
+        self.activation = ACTIVATIONS[config.activation]
         self.propagate = import_dgl().nn.APPNPConv(config.num_hops, config.alpha)
 
     def forward(self, graph: Any, features: Tensor) -> Tensor:
@@ -238,7 +221,7 @@ class GraphGCN(nn.Module):
         super().__init__()
         self.net = StackedNet(config, num_features, config.hidden)
         self.readout, self.dropout = _Readout(config.readout), nn.Dropout(config.dropout)
-        self.activation = _ACTIVATIONS[config.activation]
+        self.activation = ACTIVATIONS[config.activation]
         self.classify = nn.Linear(config.hidden, num_classes)
 
     def forward(self, graph: Any, features: Tensor) -> Tensor:
@@ -257,10 +240,10 @@ class GraphGIN(nn.Module):
         for width in widths[:-1]:
             mlp = MLP([width, *[config.hidden] * config.mlp_layers], config.norm, config.activation)
             self.convs.append(import_dgl().nn.GINConv(mlp, "sum", learn_eps=config.learn_eps))
-            self.norms.append(_norm(config.norm, config.hidden))
+            self.norms.append(norm_of(config.norm, config.hidden))
         self.scores = nn.ModuleList(nn.Linear(width, num_classes) for width in widths)
         self.input_dropout, self.dropout = nn.Dropout(config.input_dropout), nn.Dropout(config.dropout)
-        self.activation, self.residual = _ACTIVATIONS[config.activation], config.residual
+        self.activation, self.residual = ACTIVATIONS[config.activation], config.residual
         self.readout = _Readout(config.readout)
 
     def forward(self, graph: Any, features: Tensor) -> Tensor:
