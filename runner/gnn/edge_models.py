@@ -16,7 +16,7 @@ from runner.schema import ModelConfig
 
 
 class MoNet(nn.Module):
-    """Gaussian mixture layers on pseudo-coordinates of the degrees: ``tanh(P (deg_u + 1)^-1/2 ‖ (deg_v + 1)^-1/2)``, P of each layer's own.
+    """Gaussian mixture layers, means over in-edges, on pseudo-coordinates of the degrees: ``tanh(P (deg_u + 1)^-1/2 ‖ (deg_v + 1)^-1/2)``, P of each layer's own.
 
     Source: arXiv 1611.08402, equation 11 and section 5.2.
     """
@@ -26,7 +26,7 @@ class MoNet(nn.Module):
         widths = [num_features, *[config.hidden] * (config.num_layers - 1), num_outputs]
         conv, dim = import_dgl().nn.GMMConv, config.pseudo_dim
         self.layers = nn.ModuleList(
-            conv(a, b, dim, config.num_kernels, "sum", bias=config.bias, allow_zero_in_degree=True)
+            conv(a, b, dim, config.num_kernels, "mean", bias=config.bias, allow_zero_in_degree=True)
             for a, b in zip(widths, widths[1:], strict=False)
         )
         self.projections = nn.ModuleList(nn.Linear(2, dim) for _ in self.layers)

@@ -44,10 +44,10 @@ def find_compiler() -> str | None:
     return next((name for name in ("g++", "clang++", "c++") if shutil.which(name)), None)
 
 
-def load(source: str, **defines: str | int) -> ctypes.CDLL:
+def load(source: str, text: str | None = None, **defines: str | int) -> ctypes.CDLL:
     """Return ``source``.cpp as a library with these macros, built where the cache doesn't have it.
 
-    Safe when several processes ask at once: one builds, the others wait. An entry that was cut short or changed is built again.
+    ``text`` is the source itself, where it was generated; ``source`` is then its name. Safe when several processes ask at once: one builds, the others wait. An entry that was cut short or changed is built again.
 
     Raises:
         BuildError: where there is no compiler, or it fails.
@@ -62,10 +62,10 @@ def load(source: str, **defines: str | int) -> ctypes.CDLL:
             *_architecture(),
             *(f"-D{name}={value}" for name, value in defines.items()),
         ]
-        entry = cache_folder() / f"{source}-{_key(source, command)}.so"
+        entry = cache_folder() / f"{source}-{_key(source, text, command)}.so"
         with _locked(entry.with_suffix(".lock")):
             if not _is_whole(entry):
-                _compile([*command, str(_SOURCES / f"{source}.cpp")], entry)
+                _compile(command, source, text, entry)
         return ctypes.CDLL(str(entry))
 
 
@@ -74,10 +74,11 @@ def _architecture() -> list[str]:
     return [f"-march={chosen}"] if chosen else []
 
 
-def _key(source: str, command: list[str]) -> str:
+def _key(source: str, text: str | None, command: list[str]) -> str:
     """Name what a library depends on: sources, command, compiler, processor."""
     digest = hashlib.sha256()
-    for path in (_SOURCES / f"{source}.cpp", *sorted(_SOURCES.glob("*.h"))):
+    digest.update((_SOURCES / f"{source}.cpp").read_bytes() if text is None else text.encode())
+    for path in sorted(_SOURCES.glob("*.h")):
         digest.update(path.read_bytes())
     digest.update("\0".join([*command, _version(command[0]), processor()]).encode())
     return digest.hexdigest()[:24]
@@ -121,11 +122,15 @@ def compile_seconds() -> float:
     return _compile_s
 
 
-def _compile(command: list[str], entry: Path) -> None:
+def _compile(command: list[str], source: str, text: str | None, entry: Path) -> None:
     global _compile_s
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=entry.parent) as folder:
-        built = Path(folder, "built.so")
+        built, path = Path(folder, "built.so"), _SOURCES / f"{source}.cpp"
+        if text is not None:
+            path = Path(folder, f"{source}.cpp")
+            path.write_text(text)
+        command = [*command, f"-I{_SOURCES}", str(path)]
         done = subprocess.run([*command, "-o", str(built)], capture_output=True, text=True, check=False)
         if done.returncode != 0 or not built.is_file():
             complaints = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()

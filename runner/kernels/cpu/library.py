@@ -14,7 +14,7 @@ from runner.kernels.cache import BackendWarning
 from runner.kernels.cpu.build import BuildError, load
 from runner.kernels.launching import STORAGE
 
-_INDEX = {torch.int32: "int32_t", torch.int64: "int64_t"}
+INDEX_TYPES = {torch.int32: "int32_t", torch.int64: "int64_t"}
 
 # p pointer, n 64-bit count, i int, d double; the last argument of every function is the number of threads
 _GRAPH = "pppp" + "n"
@@ -65,15 +65,19 @@ def function(
     """Return a C function of a source, built for a dtype, an index type and its other macros."""
     defines: dict[str, str | int] = {"STORAGE": STORAGE[dtype], **dict(variant)}
     if index_dtype is not None:
-        defines["INDEX"] = _INDEX[index_dtype]
-    library = load(source, **defines)
-    region = _parallel_region()
-    if region is not None:
-        library.use_parallel_region(region)
-    found = getattr(library, name)
+        defines["INDEX"] = INDEX_TYPES[index_dtype]
+    found = getattr(prepared(load(source, **defines)), name)
     found.argtypes = [_TYPES[kind] for kind in _SIGNATURES[name]]
     found.restype = None
     return found
+
+
+def prepared(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Let a library use torch's threads; returns it."""
+    region = _parallel_region()
+    if region is not None:
+        library.use_parallel_region(region)
+    return library
 
 
 @cache

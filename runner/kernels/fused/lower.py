@@ -14,6 +14,8 @@ from torch import Tensor
 from runner.kernels import native
 from runner.kernels.fused.invariants import Invariants, expression
 from runner.kernels.fused.products import FixedMatrix, SparseMatrix, finished, sparse_product
+from runner.kernels.generate.op import EdgeReduce
+from runner.kernels.generate.run import EdgeKernel, generated
 from runner.kernels.lower import Executable, Kernel, Resolve, plain
 from runner.kernels.opgraph import Op, OpGraph, Ref
 from runner.kernels.ops import dot_attention, gat_attention, gatv2_attention, spmm
@@ -78,6 +80,8 @@ class Lowering:
                 return self._finish(op)
             case Attend():
                 return self._attend(op)
+            case EdgeReduce() if self._draft.graph.adjacency.device.type == "cpu":
+                return self._generated(op)
             case TypedOp():
                 return None
         return native.lower(self.graph, op)
@@ -173,6 +177,11 @@ class Lowering:
             return finished(tensors[0], told)
 
         return run
+
+    def _generated(self, op: EdgeReduce) -> Kernel:
+        kernel = EdgeKernel(op.description, self._draft.graph.adjacency)
+        refs, shape = [slot.ref for slot in op.description.slots], self._draft.value(op.output).shape[1:]
+        return lambda resolve: generated(kernel, [*map(resolve, refs)], shape)
 
     def _attend(self, op: Attend) -> Kernel:
         adjacency = self._draft.graph.adjacency

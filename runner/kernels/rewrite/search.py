@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
 
+from runner.kernels.generate.op import Generate
 from runner.kernels.opgraph import OpGraph
 from runner.kernels.rewrite import cost
 from runner.kernels.rewrite.canonical import canonical
@@ -68,7 +69,7 @@ def rules_before(plan: Plan) -> list[Rule]:
     """The rules whose result every choice starts from."""
     rules: list[Rule] = [
         Propagation(), MergeGathers(), HoistLinear(), SplitConcat(), HoistLinear(), MergeGathers(), ShiftOut(), FuseAttention(),
-        ScoresAsProduct(), MergeEqual(),
+        Generate(), ScoresAsProduct(), MergeEqual(),
     ]  # fmt: skip
     return [rule for rule in rules if rule.family not in plan.without]
 
