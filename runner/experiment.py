@@ -22,7 +22,7 @@ from rich.table import Table
 from runner.errors import UserError
 from runner.results import FAILED, FINISHED, INTERRUPTED, RunFolder
 from runner.schema import Config
-from runner.tasks import adaptgear_table, benchmark, kernels, train
+from runner.tasks import adaptgear_table, algebra, benchmark, kernels, train
 from runner.tasks.context import Context
 from runner.tracking import Sinks, open_sinks
 from runner.validation import unused
@@ -32,6 +32,7 @@ TASKS: dict[str, Callable[[Context], dict[str, Any]]] = {
     "benchmark": benchmark.run,
     "kernels": kernels.run,
     "adaptgear_table": adaptgear_table.run,
+    "algebra": algebra.run,
 }
 _PLAIN_WIDTH = 170  # columns of a table that goes to a file or a pipe
 

@@ -33,7 +33,11 @@ KERNEL_OPS = (
     "sparse_linear",
 )
 TABLE_DATASET_OPTIONS = ("root", "features", "labels", "download")  # of dataset: hold for every graph of the table
-TABLE_MODELS = ("gcn", "sage", "gin")
+TABLE_TASKS = ("adaptgear_table", "algebra")
+TABLE_MODELS = {
+    "adaptgear_table": ("gcn", "sage", "gin"),
+    "algebra": ("gcn", "sage", "gin", "gat", "gatv2", "sgc", "appnp", "monet", "edgeconv"),
+}
 GRAPH_MODELS = ("gcn", "gin", "custom")
 SAMPLED_MODELS = ("gcn", "sage", "gin", "gat", "gatv2", "monet", "edgeconv", "custom")
 
@@ -262,29 +266,31 @@ class LoggerConfig:
 class TaskConfig:
     """What is done with the experiment."""
 
-    name: str = option("train", "task", choices=("train", "benchmark", "kernels", "adaptgear_table"))
+    name: str = option("train", "task", choices=("train", "benchmark", "kernels", *TABLE_TASKS))
     compare: list[str] = option(
         ["baseline", "density_adaptive"], "benchmark: strategies; baseline is always the reference", choices=STRATEGIES
     )
-    num_warmup: int = option(5, "benchmark, adaptgear_table: untimed steps of each strategy", low=0, high=10**5)
+    num_warmup: int = option(5, "benchmark, adaptgear_table, algebra: untimed steps of each strategy", low=0, high=10**5)
     num_steps: int = option(
-        40, "benchmark, adaptgear_table: timed steps of each strategy, interleaved", low=3, high=10**6
+        40, "benchmark, adaptgear_table, algebra: timed steps of each strategy, interleaved", low=3, high=10**6
     )
     step_seconds: float = option(
-        10.0, "adaptgear_table: no further round of a row's steps after so many s, but three at least", low=0, high=1e5
+        10.0, "adaptgear_table, algebra: no further round of a row's steps after so many s, but three at least", low=0, high=1e5
     )
     datasets: dict[str, DatasetConfig] = option(
-        {}, "adaptgear_table: its graphs; +dataset@task.datasets.NAME=CHOICE adds one"
+        {}, "adaptgear_table, algebra: its graphs; +dataset@task.datasets.NAME=CHOICE adds one"
     )
-    models: list[str] = option(["gcn:2x16", "gin:5x64"], "adaptgear_table: models, as NAME:LAYERSxHIDDEN")
+    models: list[str] = option(["gcn:2x16", "gin:5x64"], "adaptgear_table, algebra: models, as NAME:LAYERSxHIDDEN")
     peers: list[str] = option(
-        ["pyg", "pyg_compiled"], "adaptgear_table: PyG's own models to compare with", choices=("pyg", "pyg_compiled")
+        ["pyg", "pyg_compiled"], "adaptgear_table, algebra: PyG's own models to compare with", choices=("pyg", "pyg_compiled")
     )
-    resume: str | None = option(None, "adaptgear_table: run folder whose finished rows are taken over")
+    ablate: bool = option(False, "algebra: also without each family of rules in turn")
+    exhaustive: bool = option(False, "algebra: also time every program, and say what the cost model's choice loses")
+    resume: str | None = option(None, "adaptgear_table, algebra: run folder whose finished rows are taken over")
     ops: list[str] = option([], "kernels: ops; empty: all", choices=KERNEL_OPS)
     graphs: list[str] = option(
         [],
-        "kernels: planted_small, planted_large, stems of files in dataset.root; adaptgear_table: of its datasets; empty: all",
+        "kernels: planted_small, planted_large, stems of files in dataset.root; adaptgear_table, algebra: of its datasets; empty: all",
     )
     num_features: list[int] = option(
         [16, 32, 64, 128, 256], "kernels: widths; a multiple of 8 (heads) for ops with heads", low=1, high=65536
@@ -344,16 +350,16 @@ def parse_sized(name: str, value: str, plain: tuple[str, ...], sized: str) -> tu
     raise ConfigError(f"{name}={value}: {suggestion(word, allowed)}")
 
 
-def parse_model(value: str) -> tuple[str, int, int]:
-    """Split ``NAME:LAYERSxHIDDEN`` into the model's name, its number of layers and its hidden width.
+def parse_model(value: str, task: str) -> tuple[str, int, int]:
+    """Split ``NAME:LAYERSxHIDDEN`` into the model's name, its number of layers and its hidden width; ``task`` says which it can have.
 
     Raises:
         ConfigError: for anything else.
     """
     name, _, size = value.partition(":")
     layers, _, hidden = size.partition("x")
-    if name not in TABLE_MODELS:
-        raise ConfigError(f"task.models={value}: {suggestion(value, [f'{known}:2x16' for known in TABLE_MODELS])}")
+    if name not in TABLE_MODELS[task]:
+        raise ConfigError(f"task.models={value}: {suggestion(value, [f'{known}:2x16' for known in TABLE_MODELS[task]])}")
     if not all(part.isdecimal() and 1 <= len(part) <= 5 and int(part) >= 1 for part in (layers, hidden)):
         raise ConfigError(f"task.models={value}: must be NAME:LAYERSxHIDDEN, such as {name}:2x16")
     return name, int(layers), int(hidden)
@@ -363,4 +369,6 @@ def used_strategies(config: Config) -> list[str]:
     """Return the strategies that a task runs: those compared, or the one of ``kernel``."""
     if config.task.name == "adaptgear_table":
         return ["baseline", "native", "density_adaptive"]
+    if config.task.name == "algebra":
+        return ["baseline", "fused", "auto"]
     return list(config.task.compare) if config.task.name == "benchmark" else [config.kernel.name]

@@ -13,6 +13,7 @@ from runner.schema import (
     KERNEL_HEADS,
     SAMPLED_MODELS,
     TABLE_DATASET_OPTIONS,
+    TABLE_TASKS,
     Config,
     ModelConfig,
     option_names,
@@ -252,14 +253,14 @@ def _check_kernels(config: Config) -> None:
 
 
 def _check_table(config: Config) -> None:
-    if config.task.name != "adaptgear_table":
+    if config.task.name not in TABLE_TASKS:
         if config.task.resume is not None:
-            raise ConfigError(f"task.resume is for task=adaptgear_table, this is task={config.task.name}")
+            raise ConfigError(f"task.resume is for task={' and '.join(TABLE_TASKS)}, this is task={config.task.name}")
         return
     if not config.task.models:
         raise ConfigError("task.models is empty: name at least one, such as gcn:2x16")
     for model in config.task.models:
-        parse_model(model)
+        parse_model(model, config.task.name)
     for name, dataset in config.task.datasets.items():
         if dataset.task != "node":
             raise ConfigError(
@@ -323,12 +324,12 @@ def _readers(config: Config) -> Iterator[tuple[list[str], bool, str]]:
     yield of("dataset", "seed"), is_planted or dataset.features.startswith("random"), "features that the dataset has"
     yield (
         of("dataset", "root"),
-        not (is_planted or is_file) or task in ("kernels", "adaptgear_table"),
+        not (is_planted or is_file) or task in ("kernels", *TABLE_TASKS),
         "a dataset that is generated, or named by dataset.path",
     )
     yield (
         of("dataset", "download"),
-        not (is_planted or is_file) or task == "adaptgear_table",
+        not (is_planted or is_file) or task in TABLE_TASKS,
         "a dataset that is generated, or named by dataset.path",
     )
     yield of("dataset", "ids"), not is_planted or task == "kernels", "a generated dataset"
@@ -350,10 +351,12 @@ def _readers(config: Config) -> Iterator[tuple[list[str], bool, str]]:
     yield of("train", "batch_size"), train.sampling == "neighbor" or dataset.task == "graph", "full-graph training"
     yield of("train", "checkpoint_every"), task == "train", f"task={task}"
     yield of("task", "compare"), task == "benchmark", f"task={task}"
-    yield of("task", "num_warmup", "num_steps"), task in ("benchmark", "adaptgear_table"), f"task={task}"
-    yield of("task", "graphs", "case_seconds"), task in ("kernels", "adaptgear_table"), f"task={task}"
+    yield of("task", "num_warmup", "num_steps"), task in ("benchmark", *TABLE_TASKS), f"task={task}"
+    yield of("task", "graphs"), task in ("kernels", *TABLE_TASKS), f"task={task}"
+    yield of("task", "case_seconds"), task in ("kernels", "adaptgear_table"), f"task={task}"
+    yield of("task", "ablate", "exhaustive"), task == "algebra", f"task={task}"
     yield of("task", "ops", "num_features", "dtypes", "num_rounds"), task == "kernels", f"task={task}"
-    yield of("task", "datasets", "models", "peers", "step_seconds"), task == "adaptgear_table", f"task={task}"
+    yield of("task", "datasets", "models", "peers", "step_seconds"), task in TABLE_TASKS, f"task={task}"
     for group in ("dataset", "model", "kernel", "train"):
         read = ("dataset.name", "dataset.root", "dataset.ids") if group == "dataset" else ()
         names = [name for name in option_names(group) if name not in read]
@@ -362,17 +365,17 @@ def _readers(config: Config) -> Iterator[tuple[list[str], bool, str]]:
             task != "kernels",
             "task=kernels, which times ops on graphs of its own and on the files of dataset.root",
         )
-    is_table = task == "adaptgear_table"
+    is_table = task in TABLE_TASKS
     shared = [f"dataset.{name}" for name in ("name", *TABLE_DATASET_OPTIONS)]
     own = [name for name in option_names("dataset") if name not in shared]
-    yield own, not is_table, "task=adaptgear_table, whose graphs are task.datasets"
+    yield own, not is_table, f"task={task}, whose graphs are task.datasets"
     yield (
         of("model", "name", "hidden", "num_layers"),
         not is_table,
-        "task=adaptgear_table, whose models are task.models",
+        f"task={task}, whose models are task.models",
     )
-    yield of("kernel", "name", "fallback", "picture"), not is_table, "task=adaptgear_table"
-    yield of("train", *_FITTING_OPTIONS), not is_table, "task=adaptgear_table, which times single steps"
+    yield of("kernel", "name", "fallback", "picture"), not is_table, f"task={task}"
+    yield of("train", *_FITTING_OPTIONS), not is_table, f"task={task}, which times single steps"
     yield of("logger", "mode", "project", "entity", "group", "job_type", "tags", "timeout_s"), (
         config.logger.name == "wandb"
     ), f"logger={config.logger.name}"  # fmt: skip

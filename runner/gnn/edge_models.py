@@ -33,12 +33,13 @@ class MoNet(nn.Module):
         self.norms = nn.ModuleList(norm_of(config.norm, width) for width in widths[1:-1])
         self.input_dropout, self.dropout = nn.Dropout(config.input_dropout), nn.Dropout(config.dropout)
         self.activation = ACTIVATIONS[config.activation]
+        self.coordinates = degree_coordinates
 
     def forward(self, graph: Any, features: Tensor) -> Tensor:
         h = self.input_dropout(features)
         num_layers = len(self.layers)
         for index, block in enumerate(graphs_of(graph, num_layers)):
-            pseudo = torch.tanh(self.projections[index](degree_coordinates(block)))
+            pseudo = torch.tanh(self.projections[index](self.coordinates(block)))
             h = self.layers[index](block, h, pseudo)
             if index < num_layers - 1:
                 h = self.dropout(self.activation(self.norms[index](h)))

@@ -69,12 +69,13 @@ def make_optimizer(module: nn.Module, config: TrainConfig) -> torch.optim.Optimi
     parameters = list(module.parameters())
     if not parameters:
         raise ConfigError("the model has no parameters to train")
+    told = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": True}  # one kernel a parameter, not a dozen ops
     match config.optimizer:
         case "adam":
-            return torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay)
+            return torch.optim.Adam(parameters, **told)
         case "adamw":
-            return torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
-    return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+            return torch.optim.AdamW(parameters, **told)
+    return torch.optim.SGD(parameters, momentum=config.momentum, **told)
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, config: TrainConfig) -> torch.optim.lr_scheduler.LRScheduler:

@@ -5,145 +5,26 @@ Rows are kept as they are measured; a run that was stopped is taken up with ``ta
 
 from __future__ import annotations
 
-import dataclasses
-import gc
-import hashlib
-import json
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import torch
-
-from runner.errors import ConfigError, suggestion
-from runner.gnn.data import files
-from runner.gnn.data.graph_data import GraphData
-from runner.gnn.data.load import load
-from runner.gnn.data.named import stems_of
-from runner.progress import Bar
-from runner.results import code_version, cpu_name, fingerprint, plain, read_result
-from runner.schema import TABLE_DATASET_OPTIONS, Config, DatasetConfig, parse_model
-from runner.tasks.context import Context, check_against_data
+from runner.tasks.context import Context
+from runner.tasks.table import Row, measure_rows
 from runner.tasks.table_report import show, summarize
 from runner.tasks.table_rows import measure_row
 
-_KEY_OPTIONS = ("dataset", "model", "kernel")
-_FREE = {"dataset": ("root", "path", "download"), "model": (), "kernel": ("name", "fallback", "explain", "picture")}
+_OPTIONS = ("num_warmup", "num_steps", "case_seconds", "step_seconds", "peers")  # of the task, that rows depend on
 
 
 def run(context: Context) -> dict[str, Any]:
     """Run the task; returns its part of the result record."""
-    config = context.config
-    if config.device == "cuda":
-        raise ConfigError("device=cuda: the table compares kernels of the CPU; use device=cpu")
-    context.folder.update(fingerprint=fingerprint(config, ""), device="cpu")
-    known = _earlier_rows(config.task.resume)
-    rows: list[dict[str, Any]] = []
-    datasets = _datasets(context)
-    with Bar(context.console, "rows", len(datasets) * len(config.task.models)) as bar:
-        for name, dataset in datasets.items():
-            data = load(dataset)
-            for model in config.task.models:
-                rows.append(_row(context, name, _row_config(config, dataset, model), data, known))
-                context.folder.update(rows=rows)
-                bar.step(f"{name} {model}")
-                gc.collect()
+    rows = measure_rows(context, _OPTIONS, lambda *given: [measure_row(*given)], partial(_tell, context))
     summary = summarize(rows)
     show(context, rows, summary)
     return {"rows": rows, "summary": summary}
 
 
-def _row(
-    context: Context, name: str, config: Config, data: GraphData, known: dict[str, dict[str, Any]]
-) -> dict[str, Any]:
-    """Return a row, from an earlier run where that has it, else measured."""
-    check_against_data(config, data)
-    key = _key(config, data)
-    row = known.get(key)
-    if row is None:
-        row = {"key": key, "dataset": name, **_model_of(config), **measure_row(config, data, context.say)}
-    _tell(context, row, is_known=key in known)
-    return row
-
-
-def _datasets(context: Context) -> dict[str, DatasetConfig]:
-    """The graphs of the table, each with its own options; ``root``, ``features`` and ``labels`` of ``dataset`` go before theirs."""
-    config, default = context.config, DatasetConfig()
-    wanted = list(config.task.graphs)
-    for name in wanted:
-        if name not in config.task.datasets:
-            raise ConfigError(f"task.graphs={name}: {suggestion(name, list(config.task.datasets))}")
-    given = {
-        option: value
-        for option in TABLE_DATASET_OPTIONS
-        if (value := getattr(config.dataset, option)) != getattr(default, option)
-    }
-    if "features" in given:
-        given["normalize"] = "none"  # the file's own features are what a row sum is for
-    all_of_them = {name: dataclasses.replace(own, **given) for name, own in config.task.datasets.items()}
-    found = {name: all_of_them[name] for name in wanted} or {
-        name: dataset for name, dataset in all_of_them.items() if _is_at_hand(dataset)
-    }
-    if not found:
-        raise ConfigError("task.datasets is empty: +dataset@task.datasets.NAME=CHOICE adds a graph")
-    missing = [] if wanted else [name for name in all_of_them if name not in found]
-    if missing:
-        context.say(f"left out, no file at hand: {', '.join(missing)}; dataset.root=FOLDER says where graphs are")
-    return found
-
-
-def _is_at_hand(dataset: DatasetConfig) -> bool:
-    if dataset.name == "planted" or dataset.path is not None:
-        return True
-    return dataset.root is not None and files.find(Path(dataset.root), stems_of(dataset.name)) is not None
-
-
-def _row_config(config: Config, dataset: DatasetConfig, model: str) -> Config:
-    name, num_layers, hidden = parse_model(model)
-    own = dataclasses.replace(config.model, name=name, num_layers=num_layers, hidden=hidden)
-    return dataclasses.replace(config, dataset=dataset, model=own)
-
-
-def _model_of(config: Config) -> dict[str, Any]:
-    model = config.model
-    return {"model": model.name, "num_layers": model.num_layers, "hidden": model.hidden, "dropout": model.dropout}
-
-
-def _key(config: Config, data: GraphData) -> str:
-    """Name what a row depends on: data, options, code, processor, threads."""
-    told = {group: dataclasses.asdict(getattr(config, group)) for group in _KEY_OPTIONS}
-    told = {group: {name: told[group][name] for name in told[group] if name not in _FREE[group]} for group in told}
-    told["train"] = {
-        name: getattr(config.train, name) for name in ("optimizer", "lr", "weight_decay", "momentum", "seed")
-    }
-    task = {
-        name: getattr(config.task, name)
-        for name in ("num_warmup", "num_steps", "case_seconds", "step_seconds", "peers")
-    }
-    text = json.dumps(
-        plain([told, task, data.content_hash, code_version(), cpu_name(), torch.get_num_threads(), torch.__version__]),
-        sort_keys=True,
-    )
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _earlier_rows(folder: str | None) -> dict[str, dict[str, Any]]:
-    """Rows of a run that was stopped, by key.
-
-    Raises:
-        ConfigError: where the folder holds no such run.
-    """
-    if folder is None:
-        return {}
-    try:
-        record = read_result(Path(folder))
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"task.resume={folder}: no run folder ({type(error).__name__})") from error
-    if record.get("task") != "adaptgear_table":
-        raise ConfigError(f"task.resume={folder}: a run of task={record.get('task')}, not adaptgear_table")
-    return {row["key"]: row for row in record.get("rows", []) if "key" in row}
-
-
-def _tell(context: Context, row: dict[str, Any], is_known: bool) -> None:
+def _tell(context: Context, row: Row, is_known: bool) -> None:
     context.say(
         f"{row['dataset']}, {row['model']} {row['num_layers']}×{row['hidden']}: aggregation {row['aggregation_speedup_vs_dgl']:.2f}× "
         f"DGL's speed, step {row['step_speedup_vs_dgl']:.2f}×, {row['ratio_to_oracle']:.3f} of the oracle's"

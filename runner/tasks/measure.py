@@ -48,6 +48,15 @@ def in_turns(
     return samples
 
 
+def run_for(work: Work, num_times: int, budget_s: float) -> None:
+    """Run ``work`` so often, but no longer than the budget, once at least."""
+    began = time.perf_counter()
+    for _ in range(max(1, num_times)):
+        work()
+        if time.perf_counter() - began > budget_s:
+            break
+
+
 def peak_memory(work: Work, device: torch.device) -> int:
     """Return the most memory, in bytes, that torch's allocator of a device held at once during ``work`` beyond what they held before."""
     if device.type == "cuda":

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from rich.table import Table
 
 from runner.kernels.density.ablation import STEPS
 from runner.tasks.context import Context
+from runner.tasks.table import geomean
 from runner.units import format_bytes
 
 
@@ -28,13 +28,9 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
         f"step_{name}": [row["step_speedups"][name] for row in rows if name in row["step_speedups"]] for name in peers
     }
     return {
-        name: {"geomean": _geomean(values), "worst": min(values), "best": max(values), "num_rows": len(values)}
+        name: {"geomean": geomean(values), "worst": min(values), "best": max(values), "num_rows": len(values)}
         for name, values in ratios.items()
     }
-
-
-def _geomean(values: list[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def show(context: Context, rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:

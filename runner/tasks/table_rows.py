@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import time
 from collections.abc import Callable
 from functools import partial
 from statistics import median
@@ -16,12 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runner.errors import VerificationError
 from runner.gnn.data.graph_data import GraphData
 from runner.gnn.library_kernels import csr_dgl
-from runner.gnn.models import StackedNet
-from runner.gnn.pyg_peers import PygNet, reason_against
-from runner.gnn.train import make_optimizer, train_step
+from runner.gnn.train import make_optimizer
 from runner.kernels.density import ablation
 from runner.kernels.density.ablation import Use
 from runner.kernels.density.plans import Plans
@@ -29,18 +25,17 @@ from runner.kernels.density.strategy import DensityAdaptive
 from runner.kernels.formats import SpMM, touch
 from runner.kernels.native import Native
 from runner.kernels.strategy import Baseline
-from runner.kernels.verify import evaluation, relative_difference
 from runner.results import spread
 from runner.schema import Config
 from runner.tasks.full_graph import FullGraphExperiment, make_strategy
-from runner.tasks.measure import in_turns, peak_memory
+from runner.tasks.measure import in_turns, peak_memory, run_for
+from runner.tasks.peers import peers_of
+from runner.tasks.steps import step_of
 
 CPU = torch.device("cpu")
 _MAX_ROUNDS = 201  # of products, where they are brief
 _LEAST_ROUNDS = 9
 _NUM_FINALISTS = 4  # of the oracle, timed anew: the least of many noisy times is too low
-_PEER_TOLERANCE = 1e-4
-_PEERS = {"pyg": True, "pyg_compiled": False}  # whether it is given a sparse matrix
 
 
 def measure_row(config: Config, data: GraphData, say: Callable[[str], None]) -> dict[str, Any]:
@@ -69,7 +64,7 @@ def measure_row(config: Config, data: GraphData, say: Callable[[str], None]) -> 
         "native": partial(native, training=True),
         "density_adaptive": partial(prepared, training=True),
     }
-    steps = _measure_steps(experiment, forwards, prepared.place, _peers(experiment, config, say))
+    steps = _measure_steps(experiment, forwards, prepared.place, peers_of(experiment, config, say))
     degree = experiment.adjacency.in_degrees.double()
     report = prepared.report
     return {
@@ -160,32 +155,6 @@ def _aggregation(products: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _peers(
-    experiment: FullGraphExperiment, config: Config, say: Callable[[str], None]
-) -> dict[str, tuple[nn.Module, Callable[[Tensor], Tensor]]]:
-    """Return PyG's modules, held to DGL's output, and how each is called."""
-    found: dict[str, tuple[nn.Module, Callable[[Tensor], Tensor]]] = {}
-    width = max(experiment.data.num_features, config.model.hidden)
-    for name in config.task.peers:
-        is_sparse = _PEERS[name]
-        reason = reason_against(config.model.name, experiment.adjacency, width, is_sparse)
-        if reason is not None:
-            say(f"{config.dataset.name}, {config.model.name}: {name} is left out: {reason}")
-            continue
-        assert isinstance(experiment.module, StackedNet)
-        module = PygNet(experiment.module, experiment.adjacency, is_sparse)
-        torch._dynamo.reset()  # each row compiles anew; what the last one left counts against a limit of recompilations
-        call: Callable[[Tensor], Tensor] = torch.compile(module, dynamic=False) if name == "pyg_compiled" else module
-        expected = evaluation(experiment.module, partial(experiment.module, experiment.graph, experiment.features))
-        difference = relative_difference(expected, evaluation(module, partial(module, experiment.features)))
-        if difference > _PEER_TOLERANCE:
-            raise VerificationError(
-                f"{name} differs from DGL on {config.dataset.name}, {config.model.name} by {difference:.1e}"
-            )
-        found[name] = (module, call)
-    return found
-
-
 def _measure_steps(
     experiment: FullGraphExperiment,
     forwards: dict[str, Callable[[Tensor], Tensor]],
@@ -200,12 +169,12 @@ def _measure_steps(
     works: dict[str, Callable[[], Any]] = {}
     for name, forward in forwards.items():
         moved = place if name == "density_adaptive" else lambda rows: rows
-        works[name] = _step(forward, experiment, moved, own)
+        works[name] = step_of(forward, experiment, moved, own)
     for name, (module, call) in peers.items():
-        works[name] = _step(call, experiment, lambda rows: rows, make_optimizer(module.train(), train))
+        works[name] = step_of(call, experiment, lambda rows: rows, make_optimizer(module.train(), train))
     peaks = {}
     for name, work in works.items():
-        _warm_up(work, task.num_warmup, task.step_seconds)
+        run_for(work, task.num_warmup, task.step_seconds / 4)
         peaks[name] = peak_memory(work, CPU)
     gc.collect()
     times = in_turns(works, task.num_steps, CPU, task.step_seconds)
@@ -214,33 +183,6 @@ def _measure_steps(
         | {"peak_memory_bytes": peaks[name]}
         for name, samples in times.items()
     }
-
-
-def _warm_up(work: Callable[[], Any], num_times: int, budget_s: float) -> None:
-    """Run ``work`` so often, but no longer than a quarter of the budget, once at least."""
-    began = time.perf_counter()
-    for _ in range(max(1, num_times)):
-        work()
-        if time.perf_counter() - began > budget_s / 4:
-            break
-
-
-def _step(
-    forward: Callable[[Tensor], Tensor],
-    experiment: FullGraphExperiment,
-    place: Callable[[Tensor], Tensor],
-    optimizer: torch.optim.Optimizer,
-) -> Callable[[], Any]:
-    features, labels = place(experiment.features), place(experiment.labels)
-    is_trained = torch.zeros(experiment.data.num_nodes, dtype=torch.bool)
-    is_trained[experiment.data.split.train] = True
-    rows = place(is_trained).nonzero().flatten()
-    wanted = labels[rows]
-
-    def step() -> None:
-        train_step((forward(features)[rows], wanted), optimizer)
-
-    return step
 
 
 def _steps(steps: dict[str, dict[str, Any]], partition_s: float, preprocess_s: dict[str, float]) -> dict[str, Any]:
