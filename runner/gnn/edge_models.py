@@ -39,7 +39,7 @@ class MoNet(nn.Module):
         h = self.input_dropout(features)
         num_layers = len(self.layers)
         for index, block in enumerate(graphs_of(graph, num_layers)):
-            pseudo = torch.tanh(self.projections[index](self.coordinates(block)))
+            pseudo = torch.tanh(self.projections[index](self.coordinates(block).to(h.dtype)))
             h = self.layers[index](block, h, pseudo)
             if index < num_layers - 1:
                 h = self.dropout(self.activation(self.norms[index](h)))

@@ -86,6 +86,14 @@ def edge_softmax(adjacency: Adjacency, logits: Tensor, norm_by: str) -> Tensor:
     return weight / aggregate(graph, weight, "sum")[ends]
 
 
+def typed_linear(x: Tensor, weight: Tensor, types: Tensor) -> Tensor:
+    """Return ``x[e] W[types[e]]``, [E, Fo], for rows x [E, Fi] of types (int64 [E]) with a weight [R, Fi, Fo] each."""
+    order = torch.argsort(types, stable=True)
+    counts = torch.bincount(types, minlength=weight.shape[0]).tolist()
+    parts = [rows @ one for rows, one in zip(x[order].split(counts), weight.unbind(0), strict=True)]
+    return torch.cat(parts)[torch.argsort(order)]
+
+
 def spmm(
     adjacency: Adjacency,
     x: Tensor,

@@ -154,13 +154,16 @@ class PreparedModule(OwnOrder):
 Work = Callable[[], Any]
 
 
-def step_of(program: Program, forward: Callable[[Tensor], Tensor], features: Tensor | None = None) -> Work:
-    """Return forward and backward of a program under a strategy, from some gradient of the output.
+def step_of(
+    program: Program, forward: Callable[[Tensor], Tensor], features: Tensor | None = None, training: bool = True
+) -> Work:
+    """Return forward and, in training, backward of a program under a strategy, from some gradient of the output.
 
     Args:
         program: has the parameters.
         forward: features -> output.
         features: in the strategy's order of nodes; default: the program's.
+        training: whether gradients are computed.
     """
     given = program.features() if features is None else features
     parameters = [parameter for parameter in program.module.parameters() if parameter.requires_grad]
@@ -168,16 +171,20 @@ def step_of(program: Program, forward: Callable[[Tensor], Tensor], features: Ten
     def step() -> None:
         torch.autograd.grad(forward(given).sum(), parameters, allow_unused=True)
 
-    return step
+    def infer() -> None:
+        with torch.no_grad():
+            forward(given)
+
+    return step if training else infer
 
 
 @contextmanager
-def undisturbed(module: nn.Module) -> Iterator[None]:
-    """Let training steps run that leave the module's mode and buffers, and torch's CPU generator, as they were."""
+def undisturbed(module: nn.Module, training: bool = True) -> Iterator[None]:
+    """Let steps run in a mode, that leave the module's own and buffers, and torch's CPU generator, as they were."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     was_training = module.training
     with torch.random.fork_rng(devices=[]):
-        module.train()
+        module.train(training)
         yield
     module.train(was_training)
     with torch.no_grad():

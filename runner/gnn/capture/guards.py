@@ -15,6 +15,7 @@ from runner.errors import CaptureError
 from runner.gnn.capture.calls import name_of, tensors_in, where
 from runner.gnn.capture.recorder import Recorder
 from runner.gnn.dgl_compat import import_dgl
+from runner.kernels.reference import typed_linear
 
 
 def recording_graph(graph: Any, recorder: Recorder) -> Any:
@@ -97,6 +98,18 @@ def closed_doors(graph: Any, recorder: Recorder) -> Iterator[None]:
 
         return guarded
 
+    def typed(x: Tensor, weight: Tensor, types: Tensor) -> Tensor:
+        if recorder.is_paused or not recorder.is_live([x, weight]):
+            with recorder.pause():
+                return typed_linear(x, weight, types)
+        return recorder.call(typed_linear, x, weight, types)
+
+    def by_segment(x: Tensor, weight: Tensor, seglen_a: Tensor) -> Tensor:
+        with recorder.pause():
+            types = torch.repeat_interleave(torch.arange(seglen_a.numel(), device=x.device), seglen_a.to(x.device))
+        recorder.fix(types, "edge")
+        return typed(x, weight, types)
+
     apply = torch.autograd.Function.__dict__["apply"]
 
     def refuse_apply(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -109,6 +122,8 @@ def closed_doors(graph: Any, recorder: Recorder) -> Iterator[None]:
     replaced: list[tuple[Any, str, Any]] = [
         (softmax, "edge_softmax_internal", edge_softmax),
         (torch.autograd.Function, "apply", classmethod(refuse_apply)),
+        (sys.modules["dgl.nn.pytorch.linear"], "gather_mm", lambda x, weight, *, idx_b: typed(x, weight, idx_b)),
+        (sys.modules["dgl.nn.pytorch.linear"], "segment_mm", lambda x, weight, seglen_a: by_segment(x, weight, seglen_a)),
         *[(sys.modules[module], name, refuse(getattr(sys.modules[module], name))) for module, name in _DOORS],
     ]
     with ExitStack() as stack:

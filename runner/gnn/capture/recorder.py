@@ -18,7 +18,9 @@ from torch.overrides import TorchFunctionMode
 from runner.errors import CaptureError
 from runner.gnn.capture import calls
 from runner.gnn.capture.calls import name_of, tensors_in, where
+from runner.gnn.capture.functions import Mailbox, RecordedEdges, RecordedNodes
 from runner.gnn.dgl_compat import import_dgl
+from runner.kernels import reference
 from runner.kernels.adjacency import Adjacency
 from runner.kernels.opgraph import (
     Aggregate,
@@ -127,6 +129,9 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._paused:
             return func(*args, **kwargs)
+        if any(isinstance(argument, Mailbox) for argument in args):
+            with self:  # a mode is off in its own handler, and what a mailbox does is to be recorded
+                return Mailbox.__torch_function__(func, types, args, kwargs)
         tensors = tensors_in((args, kwargs))
         versions = [tensor._version for tensor in tensors]
         refs = self._refs_before(func, args, kwargs, tensors)
@@ -205,6 +210,15 @@ class Recorder(TorchFunctionMode):
         finally:
             self._paused = before
 
+    @contextmanager
+    def resume(self) -> Iterator[None]:
+        """Record again inside of a pause: a Python function that DGL would call."""
+        self._paused, before = False, self._paused
+        try:
+            yield
+        finally:
+            self._paused = before
+
     @property
     def is_paused(self) -> bool:
         """Whether torch calls pass unrecorded."""
@@ -213,7 +227,10 @@ class Recorder(TorchFunctionMode):
     def aggregate(self, graph: Any, run: Callable[[], None], message: Any, reduce: Any) -> None:
         """Record ``update_all``; ``run`` is DGL's own."""
         if not (_is_builtin(message) and _is_builtin(reduce)):
-            self._run_user_function(graph, run, message if not _is_builtin(message) else reduce)
+            if self._reads_live(graph):
+                self._aggregate_by_functions(graph, message, reduce)
+            else:
+                self._run_on_constants(graph, run)
             return
         operation, tensors, targets = _message_parts(graph, message)
         run()
@@ -226,7 +243,11 @@ class Recorder(TorchFunctionMode):
     def apply_edges(self, graph: Any, run: Callable[[], None], message: Any) -> None:
         """Record ``apply_edges``; ``run`` is DGL's own."""
         if not _is_builtin(message):
-            self._run_user_function(graph, run, message)
+            if self._reads_live(graph):
+                for name, value in self._messages(graph, message).items():
+                    graph.edata[name] = value
+            else:
+                self._run_on_constants(graph, run)
             return
         operation, tensors, targets = _message_parts(graph, message)
         run()
@@ -264,24 +285,102 @@ class Recorder(TorchFunctionMode):
         place = where()
         self._add([result], [space], lambda made: make(made, operands, place))
 
-    def _run_user_function(self, graph: Any, run: Callable[[], None], function: Any) -> None:
-        """A Python function over edges is opaque: on constants (DGL's edge normalisation) it runs as it is, on features it is refused."""
-        frames: tuple[tuple[Any, Space], ...] = (
-            (graph.srcdata, "node"),
-            (graph.dstdata, "node"),
-            (graph.edata, "edge"),
-        )
-        if self.is_live([frame[key] for frame, _ in frames for key in frame]):
-            code = getattr(function, "__code__", None)
-            place = f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code else where()
-            raise CaptureError(
-                f"{place}: message passing with the Python function '{name_of(function)}'; "
-                "use DGL's built-in functions (dgl.function), or kernel=baseline"
-            )
+    # --- Python functions over edges and nodes ------------------------------------------------------------------------
+
+    def _reads_live(self, graph: Any) -> bool:
+        frames = (graph.srcdata, graph.dstdata, graph.edata)
+        return self.is_live([frame[key] for frame in frames for key in frame])
+
+    def _run_on_constants(self, graph: Any, run: Callable[[], None]) -> None:
+        """A function on constants only (DGL's edge normalisation) runs as it is."""
         run()
+        frames: tuple[tuple[Any, Space], ...] = ((graph.srcdata, "node"), (graph.dstdata, "node"), (graph.edata, "edge"))
         for frame, space in frames:
             for key in frame:
                 self.fix(frame[key], space)
+
+    def _messages(self, graph: Any, message: Any) -> dict[str, Tensor]:
+        """What a message function makes of all edges, recorded."""
+        with self.resume():
+            found = message(RecordedEdges(graph, self))
+        for name, value in found.items():
+            if not isinstance(value, Tensor) or value.shape[:1] != (self._ops.adjacency.num_edges,):
+                raise CaptureError(f"{_place_of(message)}: the message '{name}' is no value for each edge")
+            self.fix(value, "edge")
+        return dict(found)
+
+    def _aggregate_by_functions(self, graph: Any, message: Any, reduce: Any) -> None:
+        if _is_builtin(message):
+            messages = {message.out_field: self._built_in_message(graph, message)}
+        else:
+            messages = self._messages(graph, message)
+        if _is_builtin(reduce):
+            with self.resume():
+                graph.dstdata[reduce.out_field] = self.reduce(messages[reduce.msg_field], reduce.name)
+            return
+        has_edges = (self._ops.adjacency.in_degrees > 0).unsqueeze(1)
+        self.fix(has_edges, "node")
+        with self.resume():
+            for name, value in reduce(RecordedNodes(graph, self, messages)).items():
+                if not isinstance(value, Tensor):
+                    raise CaptureError(f"{_place_of(reduce)}: '{name}' is a {type(value).__name__}, not a value for each destination")
+                kept = value if bool(has_edges.all()) else value * has_edges.to(value.dtype).reshape(-1, *[1] * (value.dim() - 1))
+                graph.dstdata[name] = kept
+
+    def _built_in_message(self, graph: Any, message: Any) -> Tensor:
+        """The value of a built-in message function at each edge, recorded."""
+        operation, tensors, targets = _message_parts(graph, message)
+        sides = [reference.gather(self._ops.adjacency, tensor, target) for tensor, target in zip(tensors, targets, strict=True)]
+        found = reference.edge_apply(operation, sides[0], sides[1] if len(sides) > 1 else None)
+
+        def make(made: tuple[Ref, ...], operands: tuple[Operand, ...], place: str) -> Op:
+            return EdgeApply(made, operation, operands, place, torch.is_grad_enabled())
+
+        self._record_message(tensors, targets, found, "edge", make)
+        return found
+
+    @property
+    def num_dst(self) -> int:
+        """N."""
+        return self._ops.adjacency.num_dst
+
+    def degrees(self) -> Tensor:
+        """float64 [N], fixed: in-degrees, 1 where there are no edges."""
+        with self.pause():
+            found = self._ops.adjacency.in_degrees.clamp(min=1).double()
+            self.fix(found, "node")
+        return found
+
+    def gather(self, value: Tensor, target: Target) -> Tensor:
+        """Return a node value at each edge, [E, …], recorded."""
+
+        def make(made: tuple[Ref, ...], operands: tuple[Operand, ...], place: str) -> Op:
+            return EdgeApply(made, "copy", operands, place, torch.is_grad_enabled())
+
+        with self.pause():
+            found = reference.gather(self._ops.adjacency, value, target)
+            self._record_message([value], [target], found, "edge", make)
+        return found
+
+    def reduce(self, message: Tensor, reduce: str) -> Tensor:
+        """Return an edge value reduced at each destination, [N, …], recorded."""
+
+        def make(made: tuple[Ref, ...], operands: tuple[Operand, ...], place: str) -> Op:
+            return Aggregate(made, "copy", operands, reduce, place, torch.is_grad_enabled())
+
+        with self.pause():
+            found = reference.aggregate(self._ops.adjacency, message, reduce)
+            self._record_message([message], ["e"], found, "node", make)
+        return found
+
+    def call(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
+        """Run a function of tensors as one recorded call."""
+        place, grad = where(), torch.is_grad_enabled()
+        with self.pause():
+            refs, result = replace_leaves(args, Tensor, self._ref), function(*args)
+            space = self._space_after(result, tensors_in(args))
+            self._add([result], [space], lambda made: Call(made, function, refs, {}, place, grad))
+        return result
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -312,6 +411,11 @@ class Recorder(TorchFunctionMode):
     def _changes_leaf(self, op: Op) -> bool:
         """In-place calls on buffers count, whoever reads their result (batch norm's result is read anyway)."""
         return isinstance(op, Call) and op.is_in_place and any(ref.index in self._ops.leaves for ref in op.reads())
+
+
+def _place_of(function: Any) -> str:
+    code = getattr(function, "__code__", None)
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code else where()
 
 
 def _is_builtin(function: Any) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 from runner.kernels import native
 from runner.kernels.fused.invariants import Invariants, expression
 from runner.kernels.fused.products import FixedMatrix, SparseMatrix, finished, sparse_product
+from runner.kernels.fused.relations import Pairs, relational
 from runner.kernels.generate.op import EdgeReduce
 from runner.kernels.generate.run import EdgeKernel, generated
 from runner.kernels.lower import Executable, Kernel, Resolve, plain
@@ -24,7 +25,7 @@ from runner.kernels.ops.checks import DTYPES
 from runner.kernels.parameters import Epilogue
 from runner.kernels.rewrite.draft import Draft
 from runner.kernels.rewrite.legality import is_scale
-from runner.kernels.rewrite.ops import Attend, Dropout, Finish, Propagate, SparseProduct, TypedOp
+from runner.kernels.rewrite.ops import Attend, Dropout, Finish, Propagate, Relational, SparseProduct, TypedOp
 from runner.kernels.seeds import Seeds
 
 
@@ -80,6 +81,8 @@ class Lowering:
                 return self._finish(op)
             case Attend():
                 return self._attend(op)
+            case Relational():
+                return self._relational(op)
             case EdgeReduce() if self._draft.graph.adjacency.device.type == "cpu":
                 return self._generated(op)
             case TypedOp():
@@ -175,6 +178,20 @@ class Lowering:
             else:
                 told = op.epilogue(tensors, self._seeds)
             return finished(tensors[0], told)
+
+        return run
+
+    def _relational(self, op: Relational) -> Kernel:
+        draft, adjacency = self._draft, self._draft.graph.adjacency
+        types = draft.constants[op.types.index].reshape(-1)
+        scale = None if op.scale is None else draft.constants[op.scale.index].reshape(-1)
+        dtype = draft.value(op.output).dtype
+        key = ("pairs", op.order, op.is_mean, dtype, *(expression(draft, ref) for ref in op.reads()[2:]))
+        first = op.order == "transform first"
+
+        def run(resolve: Resolve) -> Tensor:
+            pairs = self._invariants.layout(key, lambda: Pairs.of(adjacency, types, scale, op.is_mean, first, dtype))
+            return relational(resolve(op.x), resolve(op.weight), pairs)
 
         return run
 

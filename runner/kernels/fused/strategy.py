@@ -62,14 +62,17 @@ class Fused:
 
         def search(training: bool) -> list[Rewritten]:
             found = Search(graphs[training], machine, stored, training, frozenset(self.without))
-            return found.best(self.num_plans if training else 1)
+            return found.best(self.num_plans)
 
-        ranked: list[Rewritten] = watch.measure("rewrite", partial(search, True))
-        evaluated: list[Rewritten] = watch.measure("rewrite", partial(search, False))
+        ranked: dict[bool, list[Rewritten]] = {
+            training: watch.measure("rewrite", partial(search, training)) for training in (True, False)
+        }
         invariants = Invariants()
-        trials = Trials(program, invariants, self.trial_seconds, self.min_gain, self.keep_choices)
-        choice: Choice = watch.measure("select", partial(trials.choose, ranked))
-        return PreparedFused(program, graphs, {True: choice.kept, False: evaluated[0]}, choice, ranked, invariants, watch.seconds)
+        trials = Trials(program, invariants, self.trial_seconds / 2, self.min_gain, self.keep_choices)
+        choices: dict[bool, Choice] = {
+            training: watch.measure("select", partial(trials.choose, ranked[training], training)) for training in (True, False)
+        }
+        return PreparedFused(program, graphs, choices, ranked, invariants, watch.seconds)
 
 
 class PreparedFused(OwnOrder):
@@ -82,17 +85,16 @@ class PreparedFused(OwnOrder):
         self,
         program: Program,
         graphs: dict[bool, OpGraph],
-        programs: dict[bool, Rewritten],
-        choice: Choice,
-        ranked: list[Rewritten],
+        choices: dict[bool, Choice],
+        ranked: dict[bool, list[Rewritten]],
         invariants: Invariants,
         preprocess_s: dict[str, float],
     ) -> None:
-        self._graphs, self._programs, self._choice, self._ranked = graphs, programs, choice, ranked
+        self._graphs, self._choices, self._ranked = graphs, choices, ranked
         self._invariants, self.preprocess_s = invariants, preprocess_s
-        self._runs = {training: executable(found.draft, invariants) for training, found in programs.items()}
-        self._forward = program.forward if choice.is_baseline else None
-        self.draws_by_seed = not choice.is_baseline
+        self._runs = {training: executable(choice.kept.draft, invariants) for training, choice in choices.items()}
+        self._forward = program.forward
+        self.draws_by_seed = not choices[True].is_baseline
         self.report: dict[str, Any] = self._describe()
 
     @property
@@ -101,39 +103,51 @@ class PreparedFused(OwnOrder):
         return self._invariants.num_bytes
 
     def __call__(self, features: Tensor, training: bool) -> Tensor:
-        if self._forward is not None:
+        if self._choices[training].is_baseline:
             return self._forward(features)
         self._invariants.follow(features)
         return self._runs[training](features)
 
     def lowered(self) -> tuple[OpGraph, Executable] | None:
-        return None if self._forward is not None else (self._graphs[True], self._runs[True])
+        return None if self._choices[True].is_baseline else (self._graphs[True], self._runs[True])
 
     def _describe(self) -> dict[str, Any]:
-        kept = self._programs[True]
+        kept, choice = self._choices[True].kept, self._choices[True]
         return {
             "plan": str(kept.plan),
-            "is_baseline": self._choice.is_baseline,
+            "is_baseline": choice.is_baseline,
             "rules": [str(step) for step in kept.steps if not step.reason],
             "refused": [str(step) for step in kept.steps if step.reason],
-            "ops": [f"{op.label}" for op in kept.draft.ops],
-            "tried_s": self._choice.tried_s,
-            "predicted_s": {str(entry.plan): entry.predicted_s for entry in self._ranked},
+            "ops": [op.label for op in kept.draft.ops],
+            "tried_s": choice.tried_s,
+            "predicted_s": {str(entry.plan): entry.predicted_s for entry in self._ranked[True]},
+            "evaluation": {
+                "plan": str(self._choices[False].kept.plan),
+                "is_baseline": self._choices[False].is_baseline,
+                "tried_s": self._choices[False].tried_s,
+            },
         }
 
     def explain(self) -> str:
-        kept, choice = self._programs[True], self._choice
+        kept = self._choices[True].kept
         lines = ["captured, in training:", str(self._graphs[True]), "", "rewritten:", str(kept.draft.finish()), ""]
         once = ", ".join(op.label for op in kept.draft.prologue)
         lines += [f"computed once: {once}", ""] if once else []
         lines += ["rules that were applied:", *(f"  {step}" for step in kept.steps if not step.reason)]
         refused = [f"  {step}" for step in kept.steps if step.reason]
         lines += ["rules that were refused:", *refused] if refused else []
-        lines += ["", f"kept: {'baseline' if choice.is_baseline else kept.plan} ({choice.reason})"]
-        for entry in self._ranked:
+        for training, mode in ((True, "training"), (False, "evaluation")):
+            lines += ["", *self._verdict(training, mode)]
+        return "\n".join(lines)
+
+    def _verdict(self, training: bool, mode: str) -> list[str]:
+        """What was kept in a mode, and what each program took."""
+        choice = self._choices[training]
+        lines = [f"{mode}: kept {'baseline' if choice.is_baseline else choice.kept.plan} ({choice.reason})"]
+        for entry in self._ranked[training]:
             took = choice.tried_s.get(str(entry.plan))
             measured = "not timed" if took is None else format_seconds(took)
             lines.append(f"    {entry.plan!s:70} {measured:>9}   ({format_seconds(entry.predicted_s)} predicted)")
         if "baseline" in choice.tried_s:
             lines.append(f"    {'baseline':70} {format_seconds(choice.tried_s['baseline']):>9}")
-        return "\n".join(lines)
+        return lines

@@ -64,15 +64,15 @@ class Trials:
     min_gain: float
     keeps: bool
 
-    def choose(self, ranked: list[Rewritten]) -> Choice:
-        """Return the fastest of the programs, or baseline."""
+    def choose(self, ranked: list[Rewritten], training: bool) -> Choice:
+        """Return the fastest of the programs in a mode, or baseline."""
         if not self.budget_s:
             return Choice(ranked[0], "by the cost model")
-        file = f"programs/{self._key(ranked)}.json"
+        file = f"programs/{self._key(ranked, training)}.json"
         recalled = _recall(file, ranked) if self.keeps else None
         if recalled is not None:
             return recalled
-        times = self._time(ranked)
+        times = self._time(ranked, training)
         self.invariants.clear()
         fastest = min(times, key=lambda name: times[name])
         base = times[BASELINE]
@@ -85,16 +85,16 @@ class Trials:
             keep(file, lambda out: out.write(json.dumps(stored).encode()))
         return choice
 
-    def _time(self, ranked: list[Rewritten]) -> dict[str, float]:
+    def _time(self, ranked: list[Rewritten], training: bool) -> dict[str, float]:
         """Return the median seconds of a step of each program; baseline's first two calls are all it gets where it is far behind."""
         program, device = self.program, self.program.features().device
-        steps: dict[str, Callable[[], Any]] = {str(entry.plan): self._step(entry) for entry in ranked}
+        steps: dict[str, Callable[[], Any]] = {str(entry.plan): self._step(entry, training) for entry in ranked}
         times: dict[str, list[float]] = {name: [] for name in steps}
-        with undisturbed(program.module):
+        with undisturbed(program.module, training):
             for step in steps.values():
                 step()  # builds kernels, lays out matrices
             began = time.perf_counter()
-            base = step_of(program, lambda features: program.forward(features))
+            base = step_of(program, program.forward, training=training)
             times[BASELINE] = [seconds(base, device)]
             for number in range(_MOST_ROUNDS):
                 for name, step in steps.items():
@@ -108,20 +108,20 @@ class Trials:
                         break
         return {name: median(samples) for name, samples in times.items()}
 
-    def _step(self, entry: Rewritten) -> Work:
+    def _step(self, entry: Rewritten, training: bool) -> Work:
         run, invariants = executable(entry.draft, self.invariants), self.invariants
 
         def forward(features: Tensor) -> Tensor:
             invariants.follow(features)
             return run(features)
 
-        return step_of(self.program, forward)
+        return step_of(self.program, forward, training=training)
 
-    def _key(self, ranked: list[Rewritten]) -> str:
+    def _key(self, ranked: list[Rewritten], training: bool) -> str:
         """Name everything that a choice depends on: the programs, the graph, how full the features are, the machine."""
         features = self.program.features()
         told = (
-            _FORMAT, [str(entry.draft.finish()) for entry in ranked], self.program.adjacency().digest, tuple(features.shape),
+            _FORMAT, training, [str(entry.draft.finish()) for entry in ranked], self.program.adjacency().digest, tuple(features.shape),
             int(torch.count_nonzero(features)), torch.__version__, torch.get_num_threads(), processor(), device_name(features.device),
         )  # fmt: skip
         return hashlib.sha256(repr(told).encode()).hexdigest()[:32]

@@ -46,6 +46,10 @@ class EdgeReduce(TypedOp):
             known[op.outputs[0].index] = found
         return found
 
+    @property
+    def obstacle(self) -> str:
+        return "its edges have a weight for each head or channel (R2)"
+
     def key(self) -> None:
         return None
 

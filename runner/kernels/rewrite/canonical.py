@@ -12,7 +12,7 @@ from typing import Any
 
 from runner.kernels.opgraph import Aggregate, Call, EdgeApply, EdgeSoftmax, Op, OpGraph, Ref
 from runner.kernels.rewrite.draft import Draft, reading
-from runner.kernels.rewrite.ops import Binary, Concat, Drop, Dropout, Linear, Map, Total, TypedOp, View
+from runner.kernels.rewrite.ops import Binary, Concat, Drop, Dropout, Linear, Map, Total, TypedLinear, TypedOp, View
 from runner.kernels.seeds import dropout_arguments, is_dropout
 
 Typing = Callable[["_Reader"], TypedOp | Ref | None]
@@ -139,6 +139,12 @@ class _Reader:
         found = self.linear() if len(self.args) == 2 else None
         return dataclasses.replace(found, is_turned=False) if isinstance(found, Linear) else None
 
+    def typed_linear(self) -> TypedOp | None:
+        x, weight, types = self.ref(0), self.ref(1), self.ref(2)
+        if x is None or weight is None or types is None:
+            return None
+        return TypedLinear(**self.common, x=x, weight=weight, types=types)
+
     def view(self) -> TypedOp | Ref | None:
         x = self.ref(0)
         if x is None or not self.is_rows(x):
@@ -221,6 +227,7 @@ def _simple(name: str) -> Typing:
 _TYPED: dict[str, Typing] = {
     "linear": _Reader.linear,
     **dict.fromkeys(("matmul", "mm", "__matmul__"), _Reader.matmul),
+    "typed_linear": _Reader.typed_linear,
     **dict.fromkeys(("view", "reshape", "flatten", "unsqueeze", "squeeze", "view_as", "reshape_as"), _Reader.view),
     **dict.fromkeys(("contiguous", "to", "float", "type_as", "identity"), _Reader.same),
     **dict.fromkeys(("sum", "mean"), _Reader.total),

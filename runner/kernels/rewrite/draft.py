@@ -89,11 +89,14 @@ class Draft:
         value = self.value(ref)
         return self.new_value(value.space, value.shape if width is None else (value.shape[0], width), value.dtype)
 
-    def replace(self, old: Sequence[Op], new: Sequence[Op]) -> None:
-        """Put new ops where the last of the old ones was; what the old ones made must be made by the new ones, or read by nobody."""
-        last = max(at for at, op in enumerate(self.ops) if any(op is gone for gone in old))
-        before = [op for op in self.ops[:last] if not any(op is gone for gone in old)]
-        self.ops = [*before, *new, *self.ops[last + 1 :]]
+    def replace(self, old: Sequence[Op], new: Sequence[Op], at_first: bool = False) -> None:
+        """Put new ops where the last (or the first) of the old ones was; what these made must be made by the new ones, or read by nobody."""
+        gone = {id(op) for op in old}
+        places = [at for at, op in enumerate(self.ops) if id(op) in gone]
+        place = places[0] if at_first else places[-1]
+        before = [op for op in self.ops[:place] if id(op) not in gone]
+        after = [op for op in self.ops[place:] if id(op) not in gone]
+        self.ops = [*before, *new, *after]
         self._forget()
 
     def insert_before(self, place: Op, new: Sequence[Op]) -> None:
@@ -104,7 +107,8 @@ class Draft:
 
     def rename(self, old: Ref, new: Ref) -> None:
         """Let everything that reads one value read another."""
-        self.ops = [reading(op, {old.index: new}) if old in op.reads() else op for op in self.ops]
+        self.ops = [reading(op, {old.index: new}) for op in self.ops]
+        self.prologue = [reading(op, {old.index: new}) for op in self.prologue]
         self.output = new if self.output == old else self.output
         self._forget()
 

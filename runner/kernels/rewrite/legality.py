@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from runner.kernels.opgraph import Call, Op, Ref
 from runner.kernels.rewrite.draft import Draft
-from runner.kernels.rewrite.ops import Binary, Dropout, Map, Propagate
+from runner.kernels.rewrite.ops import Binary, Dropout, Map, Propagate, TypedOp
 
 
 def is_scale(draft: Draft, ref: Ref) -> bool:
@@ -63,6 +63,8 @@ def obstacle(op: Op | None) -> str | None:
             return f"{op.function} lies between"
         case Call() if "norm" in op.label:
             return f"{op.label} lies between"
+        case TypedOp():
+            return op.obstacle
     return None
 
 

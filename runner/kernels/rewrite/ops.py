@@ -98,6 +98,11 @@ class TypedOp:
         raise AssertionError
 
     @property
+    def obstacle(self) -> str | None:
+        """Why a product from the right can't pass, where that is tempting."""
+        return None
+
+    @property
     def draws(self) -> bool:
         """Whether it draws random numbers."""
         return any(isinstance(value, Drop) for value in self.__dict__.values())
@@ -437,6 +442,61 @@ class HeadMatrix(TypedOp):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class TypedLinear(TypedOp):
+    """``x[e] W[types[e]]``: rows of several types, a weight for each."""
+
+    x: Ref
+    weight: Ref
+    types: Ref
+
+    @property
+    def label(self) -> str:
+        return "linear by type"
+
+    def reads(self) -> tuple[Ref, ...]:
+        return (self.x, self.weight, self.types)
+
+    def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:  # noqa: ARG002
+        return reference.typed_linear(*tensors)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Relational(TypedOp):
+    """``sum (or mean) over j → i of scale · W[type] x_j``, the product for each pair of a node and a relation that occurs.
+
+    Attributes:
+        x: [N, Fi].
+        weight: [R, Fi, Fo].
+        types: constant, int64 [E].
+        scale: constant, one number an edge, or None.
+        is_mean: a mean over edges.
+        order: transform first: pairs of source and relation; propagate first: of destination and relation.
+    """
+
+    x: Ref
+    weight: Ref
+    types: Ref
+    scale: Ref | None = None
+    is_mean: bool = False
+    order: str = "transform first"
+
+    @property
+    def label(self) -> str:
+        end = "source" if self.order == "transform first" else "destination"
+        return f"relations, a product for each {end} and relation"
+
+    def reads(self) -> tuple[Ref, ...]:
+        return tuple(ref for ref in (self.x, self.weight, self.types, self.scale) if ref is not None)
+
+    def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:  # noqa: ARG002
+        x, weight, types, *scale = tensors
+        message = reference.typed_linear(reference.gather(adjacency, x, "u"), weight, types)
+        if scale:
+            message = message * scale[0].reshape(-1, 1)
+        return reference.aggregate(adjacency, message, "mean" if self.is_mean else "sum")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Part(TypedOp):
     """Columns [begin, end) of a value [N, F], or of its rows (``dim`` 0) where it is a weight."""
 
@@ -454,6 +514,29 @@ class Part(TypedOp):
 
     def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:  # noqa: ARG002
         return tensors[0].narrow(self.dim, self.begin, self.end - self.begin)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Split(TypedOp):
+    """A value [N, F] cut into parts of ``widths`` columns: ``output``, then ``others``."""
+
+    x: Ref
+    widths: tuple[int, ...]
+    others: tuple[Ref, ...]
+
+    @property
+    def outputs(self) -> tuple[Ref, ...]:
+        return (self.output, *self.others)
+
+    @property
+    def label(self) -> str:
+        return "split"
+
+    def reads(self) -> tuple[Ref, ...]:
+        return (self.x,)
+
+    def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Any:  # noqa: ARG002
+        return tensors[0].split(self.widths, 1)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

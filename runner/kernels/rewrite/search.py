@@ -17,11 +17,12 @@ from runner.kernels.rewrite.cost import Machine, Stored
 from runner.kernels.rewrite.draft import Draft
 from runner.kernels.rewrite.engine import Rule, Step, apply_all
 from runner.kernels.rewrite.rules.attention import FuseAttention, ScoresAsProduct
-from runner.kernels.rewrite.rules.common import MergeEqual
+from runner.kernels.rewrite.rules.common import MergeEqual, ShareProduct, StackNarrow
 from runner.kernels.rewrite.rules.finish import Epilogue, ViewLast
 from runner.kernels.rewrite.rules.fixed import KeepFixed, SparseFirst, sparse_sites
 from runner.kernels.rewrite.rules.messages import HoistLinear, MergeGathers, Propagation, ShiftOut, SplitConcat
 from runner.kernels.rewrite.rules.order import PROPAGATE_FIRST, TRANSFORM_FIRST, Order, sites
+from runner.kernels.rewrite.rules.relations import PairsNotEdges
 from runner.kernels.rewrite.rules.scales import FoldScale, MeanAsScale
 
 FAMILIES = ("order", "split", "fuse", "attention", "scale", "keep", "sparse", "common", "epilogue")
@@ -68,8 +69,8 @@ class Rewritten:
 def rules_before(plan: Plan) -> list[Rule]:
     """The rules whose result every choice starts from."""
     rules: list[Rule] = [
-        Propagation(), MergeGathers(), HoistLinear(), SplitConcat(), HoistLinear(), MergeGathers(), ShiftOut(), FuseAttention(),
-        Generate(), ScoresAsProduct(), MergeEqual(),
+        Propagation(), MergeGathers(), HoistLinear(), SplitConcat(), HoistLinear(), MergeGathers(), ShiftOut(), PairsNotEdges(), FuseAttention(),
+        Generate(), ScoresAsProduct(), MergeEqual(), ShareProduct(),
     ]  # fmt: skip
     return [rule for rule in rules if rule.family not in plan.without]
 
@@ -77,7 +78,8 @@ def rules_before(plan: Plan) -> list[Rule]:
 def rules_after(plan: Plan) -> list[Rule]:
     """The rules that carry out a plan and clean up behind it."""
     rules: list[Rule] = [
-        Order(plan.order), MeanAsScale(), FoldScale(), KeepFixed(), SparseFirst(plan.sparse), MergeEqual(), ViewLast(), Epilogue(),
+        Order(plan.order), MeanAsScale(), FoldScale(), KeepFixed(), SparseFirst(plan.sparse), MergeEqual(), StackNarrow(), ViewLast(),
+        Epilogue(),
     ]  # fmt: skip
     return [rule for rule in rules if rule.family not in plan.without]
 

@@ -13,7 +13,7 @@ from runner.kernels.opgraph import Op, Ref
 from runner.kernels.rewrite.draft import Draft, reading
 from runner.kernels.rewrite.engine import Match, Refusal
 from runner.kernels.rewrite.legality import Region, obstacle, region_from, region_into
-from runner.kernels.rewrite.ops import Binary, Linear, Map, Propagate
+from runner.kernels.rewrite.ops import Binary, Linear, Map, Propagate, TypedOp
 
 PROPAGATE_FIRST, TRANSFORM_FIRST = "propagate first", "transform first"
 
@@ -85,7 +85,7 @@ def _refusals(draft: Draft) -> Iterator[Refusal]:
     for op in draft.ops:
         if not isinstance(op, Linear) or draft.value(op.output).space != "node":
             continue
-        if op.bias is not None and any(isinstance(reader, Propagate) for reader in draft.readers(op.output)):
+        if op.bias is not None and region_from(draft, op.output).propagates:
             yield Refusal(op.where, "linear after the propagation", "its bias would be added once an edge (R2)")
         base = region_into(draft, op.x).base
         maker = draft.producer(base)
@@ -98,17 +98,18 @@ def _is_below_aggregation(draft: Draft, ref: Ref) -> bool:
     """Whether a value is an aggregation, or one behind a dropout, a norm or a map."""
     op = draft.producer(ref)
     for _ in range(4):
-        if op is None or isinstance(op, Propagate):
+        if op is None or isinstance(op, Propagate) or (isinstance(op, TypedOp) and op.obstacle):
             break
         first = next(iter(op.reads()), None)
         op = draft.producer(first)
-    return isinstance(op, Propagate)
+    return isinstance(op, Propagate) or (isinstance(op, TypedOp) and op.obstacle is not None)
 
 
 def _move(draft: Draft, site: Site, order: str) -> None:
-    """All of the region on one side of the layer. A bias stays last: it is added after."""
+    """All of the region on one side of the layer. A bias stays last: it is added after. What came before the layer is left where others
+    read it too."""
     linear, result = site.linear, site.out_of.result
-    old: list[Op] = [*site.into.ops, linear, *site.out_of.ops]
+    old: list[Op] = [linear, *site.out_of.ops]
     ops = [*site.into.ops, *_renamed_input(site)]
     if order == PROPAGATE_FIRST:
         width = draft.value(linear.x).shape[1]
