@@ -169,7 +169,10 @@ class KernelConfig:
         0.1, "density_adaptive: below this share of edges inside communities, no split", low=0, high=1
     )
     min_gain: float = option(
-        0.03, "density_adaptive: other than the best single kernel, fused, auto: other than baseline, is adopted at this gain over it", low=0, high=1
+        0.03,
+        "density_adaptive: other than the best single kernel, fused, auto: other than baseline, is adopted at this gain over it",
+        low=0,
+        high=1,
     )
     selector: str = option(
         "measured",
@@ -270,19 +273,26 @@ class TaskConfig:
     compare: list[str] = option(
         ["baseline", "density_adaptive"], "benchmark: strategies; baseline is always the reference", choices=STRATEGIES
     )
-    num_warmup: int = option(5, "benchmark, adaptgear_table, algebra: untimed steps of each strategy", low=0, high=10**5)
+    num_warmup: int = option(
+        5, "benchmark, adaptgear_table, algebra: untimed steps of each strategy", low=0, high=10**5
+    )
     num_steps: int = option(
         40, "benchmark, adaptgear_table, algebra: timed steps of each strategy, interleaved", low=3, high=10**6
     )
     step_seconds: float = option(
-        10.0, "adaptgear_table, algebra: no further round of a row's steps after so many s, but three at least", low=0, high=1e5
+        10.0,
+        "adaptgear_table, algebra: no further round of a row's steps after so many s, but three at least",
+        low=0,
+        high=1e5,
     )
     datasets: dict[str, DatasetConfig] = option(
         {}, "adaptgear_table, algebra: its graphs; +dataset@task.datasets.NAME=CHOICE adds one"
     )
     models: list[str] = option(["gcn:2x16", "gin:5x64"], "adaptgear_table, algebra: models, as NAME:LAYERSxHIDDEN")
     peers: list[str] = option(
-        ["pyg", "pyg_compiled"], "adaptgear_table, algebra: PyG's own models to compare with", choices=("pyg", "pyg_compiled")
+        ["pyg", "pyg_compiled"],
+        "adaptgear_table, algebra: PyG's own models to compare with",
+        choices=("pyg", "pyg_compiled"),
     )
     ablate: bool = option(False, "algebra: also without each family of rules in turn")
     exhaustive: bool = option(False, "algebra: also time every program, and say what the cost model's choice loses")
@@ -359,7 +369,9 @@ def parse_model(value: str, task: str) -> tuple[str, int, int]:
     name, _, size = value.partition(":")
     layers, _, hidden = size.partition("x")
     if name not in TABLE_MODELS[task]:
-        raise ConfigError(f"task.models={value}: {suggestion(value, [f'{known}:2x16' for known in TABLE_MODELS[task]])}")
+        raise ConfigError(
+            f"task.models={value}: {suggestion(value, [f'{known}:2x16' for known in TABLE_MODELS[task]])}"
+        )
     if not all(part.isdecimal() and 1 <= len(part) <= 5 and int(part) >= 1 for part in (layers, hidden)):
         raise ConfigError(f"task.models={value}: must be NAME:LAYERSxHIDDEN, such as {name}:2x16")
     return name, int(layers), int(hidden)

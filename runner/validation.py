@@ -316,7 +316,9 @@ def _readers(config: Config) -> Iterator[tuple[list[str], bool, str]]:
     yield of("dataset", "num_communities", "intra_fraction"), is_planted and dataset.task == "node", "this dataset"
     yield of("dataset", "feature_signal"), dataset.features == "given", f"dataset.features={dataset.features}"
     yield of("model", "readout"), dataset.task == "graph", "dataset.task=node"
-    is_deep = config.model.num_layers > 1 or config.model.name in ("sgc", "edgeconv", "custom") or dataset.task == "graph"
+    is_deep = (
+        config.model.num_layers > 1 or config.model.name in ("sgc", "edgeconv", "custom") or dataset.task == "graph"
+    )
     has_mlp = config.model.name == "gin" and config.model.mlp_layers > 1
     yield of("model", "dropout", "residual", "heads"), is_deep, "model.num_layers=1"
     yield of("model", "hidden", "norm", "activation"), is_deep or has_mlp, "model.num_layers=1"
@@ -340,7 +342,11 @@ def _readers(config: Config) -> Iterator[tuple[list[str], bool, str]]:
         f"kernel={config.kernel.name}",
     )
     used = set(used_strategies(config))
-    yield of("kernel", "num_plans", "trial_seconds", "without"), bool({"fused", "auto"} & used), f"kernel={config.kernel.name}"
+    yield (
+        of("kernel", "num_plans", "trial_seconds", "without"),
+        bool({"fused", "auto"} & used),
+        f"kernel={config.kernel.name}",
+    )
     chooses = bool({"density_adaptive", "fused", "auto"} & used)
     yield of("kernel", "min_gain", "keep_choices"), chooses, f"kernel={config.kernel.name}"
     yield of("kernel", "fallback"), used_strategies(config) != ["baseline"], "kernel=baseline"

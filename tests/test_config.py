@@ -166,7 +166,7 @@ def test_options_without_effect_are_refused_for_every_model() -> None:
     default = schema.ModelConfig()
     for option, models in validation.MODEL_OPTIONS.items():
         value = getattr(default, option)
-        changed = {bool: not value, int: 3, float: 0.25}.get(
+        changed = {bool: not value, int: 5, float: 0.25}.get(
             type(value),
             {
                 "aggregator": "pool",

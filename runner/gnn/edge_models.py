@@ -5,6 +5,7 @@ Legend: N nodes, E edges, F features, C hidden channels, K classes, G Gaussians,
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from runner.schema import ModelConfig
 
 
 class MoNet(nn.Module):
-    """Gaussian mixture layers, means over in-edges, on pseudo-coordinates of the degrees: ``tanh(P (deg_u + 1)^-1/2 ‖ (deg_v + 1)^-1/2)``, P of each layer's own.
+    """Gaussian mixture layers, means over in-edges, on pseudo-coordinates of the degrees.
+
+    An edge's are ``tanh(P [(deg_u + 1)^-1/2, (deg_v + 1)^-1/2])``, P of each layer's own.
 
     Source: arXiv 1611.08402, equation 11 and section 5.2.
     """
@@ -27,7 +30,7 @@ class MoNet(nn.Module):
         conv, dim = import_dgl().nn.GMMConv, config.pseudo_dim
         self.layers = nn.ModuleList(
             conv(a, b, dim, config.num_kernels, "mean", bias=config.bias, allow_zero_in_degree=True)
-            for a, b in zip(widths, widths[1:], strict=False)
+            for a, b in pairwise(widths)
         )
         self.projections = nn.ModuleList(nn.Linear(2, dim) for _ in self.layers)
         self.norms = nn.ModuleList(norm_of(config.norm, width) for width in widths[1:-1])
@@ -64,9 +67,7 @@ class EdgeNet(nn.Module):
         widths = [*[config.hidden] * config.num_layers, num_outputs]
         conv = import_dgl().nn.EdgeConv
         self.encode = nn.Linear(num_features, config.hidden)
-        self.layers = nn.ModuleList(
-            conv(a, b, allow_zero_in_degree=True) for a, b in zip(widths, widths[1:], strict=False)
-        )
+        self.layers = nn.ModuleList(conv(a, b, allow_zero_in_degree=True) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(norm_of(config.norm, width) for width in widths[:-1])
         self.input_dropout, self.dropout = nn.Dropout(config.input_dropout), nn.Dropout(config.dropout)
         self.activation, self.residual = ACTIVATIONS[config.activation], config.residual

@@ -100,7 +100,9 @@ def adjacency_order(adjacency: Adjacency) -> Tensor:
 # --- a conversion for each model: its DGL layers are replaced ------------------------------------------------------------
 
 
-def _stacked(convert: Callable[[Any, ModelConfig], nn.Module], passed: Callable[[_Graph], tuple[Any, ...]]) -> Callable[..., None]:
+def _stacked(
+    convert: Callable[[Any, ModelConfig], nn.Module], passed: Callable[[_Graph], tuple[Any, ...]]
+) -> Callable[..., None]:
     def replace(net: Any, config: ModelConfig, graph: _Graph) -> None:
         given = passed(graph)
         net.layers = nn.ModuleList(_Layer(convert(layer, config), given) for layer in net.layers)
@@ -141,7 +143,12 @@ def _gat(layer: Any, config: ModelConfig) -> nn.Module:
 
     num_heads, channels = layer.attn_l.shape[1:]
     built = GATConv(
-        layer.fc.in_features, channels, num_heads, dropout=config.attention_dropout, add_self_loops=False, bias=layer.bias is not None
+        layer.fc.in_features,
+        channels,
+        num_heads,
+        dropout=config.attention_dropout,
+        add_self_loops=False,
+        bias=layer.bias is not None,
     )
     _copy(built.lin.weight, layer.fc.weight)
     _copy(built.att_src, layer.attn_l)
@@ -156,7 +163,12 @@ def _gatv2(layer: Any, config: ModelConfig) -> nn.Module:
     num_heads, channels = layer.attn.shape[1:]
     has_bias = layer.fc_src.bias is not None
     built = GATv2Conv(
-        layer.fc_src.in_features, channels, num_heads, dropout=config.attention_dropout, add_self_loops=False, bias=has_bias
+        layer.fc_src.in_features,
+        channels,
+        num_heads,
+        dropout=config.attention_dropout,
+        add_self_loops=False,
+        bias=has_bias,
     )
     for mine, theirs in ((built.lin_l, layer.fc_src), (built.lin_r, layer.fc_dst)):
         _copy(mine.weight, theirs.weight)

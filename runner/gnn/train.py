@@ -69,13 +69,15 @@ def make_optimizer(module: nn.Module, config: TrainConfig) -> torch.optim.Optimi
     parameters = list(module.parameters())
     if not parameters:
         raise ConfigError("the model has no parameters to train")
-    told = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": True}  # one kernel a parameter, not a dozen ops
+    # fused: one kernel a parameter, not a dozen ops
     match config.optimizer:
         case "adam":
-            return torch.optim.Adam(parameters, **told)
+            return torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
         case "adamw":
-            return torch.optim.AdamW(parameters, **told)
-    return torch.optim.SGD(parameters, momentum=config.momentum, **told)
+            return torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
+    return torch.optim.SGD(
+        parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
+    )
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, config: TrainConfig) -> torch.optim.lr_scheduler.LRScheduler:
@@ -107,14 +109,18 @@ class Trainer:
         self.schedule = make_schedule(self.optimizer, config)
         self.progress = Progress()
 
-    def fit(self, on_epoch: Callable[[dict[str, float]], None] = lambda _: None) -> FitResult:
+    def fit(
+        self, on_epoch: Callable[[dict[str, float]], None] = lambda _: None, most_epochs: int | None = None
+    ) -> FitResult:
         """Train to the end or until patience runs out, then test the selected weights.
 
         Args:
             on_epoch: called with each epoch's record.
+            most_epochs: stop after so many, whatever the config says.
         """
         progress = self.progress
-        while progress.epoch < self.config.epochs and not self._out_of_patience():
+        last = self.config.epochs if most_epochs is None else min(most_epochs, self.config.epochs)
+        while progress.epoch < last and not self._out_of_patience():
             record = self._epoch(progress.epoch)
             progress.history.append(record)
             progress.epoch += 1

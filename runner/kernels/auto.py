@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any
 
 from torch import Tensor
 
@@ -69,7 +68,8 @@ class Auto:
         for one in prepared.values():
             program.verify(one)
         steps = {
-            name: step_of(program, partial(one, training=True), one.place(program.features())) for name, one in prepared.items()
+            name: step_of(program, partial(one, training=True), one.place(program.features()))
+            for name, one in prepared.items()
         }
         device = program.features().device
         times: dict[str, list[float]] = {name: [] for name in steps}
@@ -117,6 +117,9 @@ class PreparedAuto:
 
     def locate(self, nodes: Tensor) -> Tensor:
         return self._winner.locate(nodes)
+
+    def mask_rows(self, num_rows: int) -> Tensor | None:
+        return self._winner.mask_rows(num_rows)
 
     def lowered(self) -> tuple[OpGraph, Executable] | None:
         return self._winner.lowered()

@@ -235,6 +235,14 @@ class OpGraph:
             ops=ops,
         )
 
+    def renumbered(self, adjacency: Adjacency, order: Tensor) -> OpGraph:
+        """Return the same ops on ``adjacency``, this graph with node ``order[k]`` as node k; edges keep their ids."""
+        constants = {
+            index: constant[order] if self.values[index].space == "node" else constant
+            for index, constant in self.constants.items()
+        }
+        return dataclasses.replace(self, adjacency=adjacency, constants=constants)
+
     def __str__(self) -> str:
         lines = [f"features {self._describe(self.features)}"]
         lines += [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from runner.kernels.adjacency import Adjacency
 from runner.kernels.formats import Factory
 from runner.kernels.lower import Executable
 from runner.kernels.opgraph import OpGraph
+from runner.kernels.seeds import seeded_dropouts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,6 @@ class Prepared(Protocol):
     Attributes:
         name: the strategy.
         preprocess_s: seconds by phase of the preparation.
-        resident_bytes: memory that the strategy keeps beside the graph and the model.
         report: what it decided, for the result file.
         rounding: relative error of the factors of its products where a user allowed less than fp32, else 0.
         draws_by_seed: whether dropout's masks are those of :mod:`runner.kernels.seeds`, not torch's.
@@ -57,10 +57,14 @@ class Prepared(Protocol):
 
     name: str
     preprocess_s: dict[str, float]
-    resident_bytes: int
     report: dict[str, Any]
     rounding: float
     draws_by_seed: bool
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that the strategy keeps beside the graph and the model."""
+        ...
 
     def __call__(self, features: Tensor, training: bool) -> Tensor:
         """Run the forward on features in this strategy's order of nodes; the result is in that order."""
@@ -76,6 +80,10 @@ class Prepared(Protocol):
 
     def locate(self, nodes: Tensor) -> Tensor:
         """Return where nodes (int64, numbers of the graph's own order) are in this strategy's order."""
+        ...
+
+    def mask_rows(self, num_rows: int) -> Tensor | None:
+        """Where masks by seed go by other rows than the graph's own: the row of each of a value's ``num_rows``, int64."""
         ...
 
     def lowered(self) -> tuple[OpGraph, Executable] | None:
@@ -121,6 +129,9 @@ class OwnOrder:
     rounding = 0.0
     draws_by_seed = False
 
+    def mask_rows(self, num_rows: int) -> Tensor | None:  # noqa: ARG002
+        return None
+
     def place(self, rows: Tensor) -> Tensor:
         return rows
 
@@ -133,16 +144,19 @@ class OwnOrder:
 
 @dataclass
 class PreparedModule(OwnOrder):
-    """The DGL module itself, nodes in their own order."""
+    """The DGL module itself, nodes in their own order; with ``draws_by_seed`` its dropouts have the masks of a strategy that draws so."""
 
     program: Program
+    draws_by_seed: bool = False
+    seeded_rows: Callable[[int], Tensor | None] = lambda _: None
     name: str = "baseline"
     preprocess_s: dict[str, float] = field(default_factory=dict)
     resident_bytes: int = 0
     report: dict[str, Any] = field(default_factory=dict)
 
-    def __call__(self, features: Tensor, training: bool) -> Tensor:  # noqa: ARG002 (the module has its own flag)
-        return self.program.forward(features)
+    def __call__(self, features: Tensor, training: bool) -> Tensor:
+        with seeded_dropouts(self.seeded_rows) if self.draws_by_seed and training else nullcontext():
+            return self.program.forward(features)
 
     def lowered(self) -> tuple[OpGraph, Executable] | None:
         return None

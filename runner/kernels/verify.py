@@ -286,7 +286,7 @@ def first_difference(
     rounding: float = 0.0,
     masks: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> str:
-    """Name the first op whose value in ``lowered`` differs from plain torch; a rewritten program is compared where values have kept their numbers.
+    """Name the first op whose value in ``lowered`` differs from plain torch; of a rewritten program, where numbers stayed.
 
     Args:
         graph: the op graph that was lowered.

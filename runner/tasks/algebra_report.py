@@ -18,12 +18,25 @@ def summarize(rows: list[Row]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for mode in dict.fromkeys(row["mode"] for row in rows):
         chosen = [row for row in rows if row["mode"] == mode]
-        groups = {"all": chosen} | {model: [row for row in chosen if row["model"] == model] for model in dict.fromkeys(row["model"] for row in chosen)}
+        groups = {"all": chosen} | {
+            model: [row for row in chosen if row["model"] == model]
+            for model in dict.fromkeys(row["model"] for row in chosen)
+        }
         for group, members in groups.items():
-            for name in ("speedup_vs_best_peer", "auto_speedup_vs_best_peer", "speedup_vs_dgl", "peak_memory_ratio_vs_dgl"):
+            for name in (
+                "speedup_vs_best_peer",
+                "auto_speedup_vs_best_peer",
+                "speedup_vs_dgl",
+                "peak_memory_ratio_vs_dgl",
+            ):
                 values = [row[name] for row in members if row[name]]
                 if values:
-                    entry = {"geomean": geomean(values), "worst": min(values), "best": max(values), "num_rows": len(values)}
+                    entry = {
+                        "geomean": geomean(values),
+                        "worst": min(values),
+                        "best": max(values),
+                        "num_rows": len(values),
+                    }
                     found[f"{mode}/{group}/{name}"] = entry
     return found
 
@@ -81,15 +94,31 @@ def _ablation(rows: list[Row]) -> _Section:
     families = list(dict.fromkeys(family for row in chosen for family in row["slowdown_without"]))
     cells = [[*_label(row), *(f"{row['slowdown_without'][family]:.2f}×" for family in families)] for row in chosen]
     if chosen:
-        cells.append(["geomean", "", *(f"{geomean([row['slowdown_without'][family] for row in chosen]):.2f}×" for family in families)])
-    return "ablation", "training steps take so many times as long without a family of rules", ["dataset", "model", *families], cells
+        cells.append(
+            [
+                "geomean",
+                "",
+                *(f"{geomean([row['slowdown_without'][family] for row in chosen]):.2f}×" for family in families),
+            ]
+        )
+    return (
+        "ablation",
+        "training steps take so many times as long without a family of rules",
+        ["dataset", "model", *families],
+        cells,
+    )
 
 
 def _regret(rows: list[Row]) -> _Section:
     chosen = [row for row in rows if row["regret"] and row["mode"] == "train"]
     columns = ["dataset", "model", "programs", "cost model's regret", "choice's regret"]
     cells = [
-        [*_label(row), str(row["regret"]["num_programs"]), f"{row['regret']['of_cost_model']:.1%}", f"{row['regret']['of_choice']:.1%}"]
+        [
+            *_label(row),
+            str(row["regret"]["num_programs"]),
+            f"{row['regret']['of_cost_model']:.1%}",
+            f"{row['regret']['of_choice']:.1%}",
+        ]
         for row in chosen
     ]
     return "regret", "how much slower than the fastest of all programs", columns, cells

@@ -115,7 +115,9 @@ def _measure(
     own = make_optimizer(experiment.module, train)
     works: dict[str, Callable[[], Any]] = {}
     for name, one in prepared.items():
-        works[name] = _work(experiment, experiment.module, partial(one, training=is_training), one.place, own, is_training)
+        works[name] = _work(
+            experiment, experiment.module, partial(one, training=is_training), one.place, own, is_training
+        )
     for name, (module, call) in peers.items():
         works[name] = _work(experiment, module, call, lambda rows: rows, make_optimizer(module, train), is_training)
     peaks = {}
@@ -171,5 +173,3 @@ def _columns(found: dict[str, dict[str, Any]], prepared: dict[str, Prepared], ab
         "peak_memory_ratio_vs_dgl": found[FUSED]["peak_memory_bytes"] / max(base, 1),
         "slowdown_without": {name.removeprefix("without "): found[name]["median"] / ours for name in ablated},
     }
-
-

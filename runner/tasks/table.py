@@ -29,7 +29,9 @@ _KEY_OPTIONS = ("dataset", "model", "kernel")
 _FREE = {"dataset": ("root", "path", "download"), "model": (), "kernel": ("name", "fallback", "explain", "picture")}
 
 
-def measure_rows(context: Context, options: Sequence[str], measure: Measure, tell: Callable[[Row, bool], None]) -> list[Row]:
+def measure_rows(
+    context: Context, options: Sequence[str], measure: Measure, tell: Callable[[Row, bool], None]
+) -> list[Row]:
     """Measure every graph with every model, but what a resumed run has already.
 
     Args:
@@ -56,7 +58,8 @@ def measure_rows(context: Context, options: Sequence[str], measure: Measure, tel
                 check_against_data(row_config, data)
                 key = _key(row_config, data, options)
                 made = known.get(key) or [
-                    {"key": key, "dataset": name, **_model_of(row_config), **row} for row in measure(row_config, data, context.say)
+                    {"key": key, "dataset": name, **_model_of(row_config), **row}
+                    for row in measure(row_config, data, context.say)
                 ]
                 for row in made:
                     tell(row, key in known)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from graphs import WEIRD, adjacency
@@ -234,6 +235,62 @@ class UserFunction(Handwritten):
         return graph.ndata.pop("o")
 
 
+class UserReduction(Handwritten):
+    """Mean, largest and spread of the messages, scaled by the degree, as PNA does."""
+
+    def forward(self, graph: Any, features: Tensor) -> Tensor:
+        def reduce(nodes: Any) -> dict[str, Tensor]:
+            mailbox = nodes.mailbox["m"]
+            centred = mailbox - torch.mean(mailbox, dim=1, keepdim=True)
+            spread = torch.mean(centred * centred, dim=1) * np.log(mailbox.size(1) + 1)
+            return {"o": torch.cat([torch.max(mailbox, dim=1)[0], spread, mailbox.sum(dim=1) / mailbox.shape[1]], 1)}
+
+        graph.ndata["h"] = self.linear(features)
+        graph.update_all(lambda edges: {"m": edges.src["h"] * edges.dst["h"]}, reduce)
+        return graph.ndata.pop("o")
+
+
+class FunctionOfEdges(Handwritten):
+    def forward(self, graph: Any, features: Tensor) -> Tensor:
+        graph.ndata["h"] = self.linear(features)
+        graph.apply_edges(lambda edges: {"g": torch.tanh(edges.src["h"] - edges.dst["h"])})
+        graph.update_all(fn.u_mul_e("h", "g", "m"), lambda nodes: {"o": nodes.mailbox["m"].sum(dim=1)})
+        return graph.ndata.pop("o")
+
+
+@pytest.mark.parametrize("cls", [UserFunction, UserReduction, FunctionOfEdges])
+@pytest.mark.parametrize(
+    "name", ["random directed", "duplicates and loops", "isolated nodes", "as many edges as nodes"]
+)
+def test_python_functions_over_edges_and_mailboxes(cls: type[nn.Module], name: str) -> None:
+    torch.manual_seed(0)
+    assert_same(cls(), name)
+
+
+class TakesTheMedian(Handwritten):
+    def forward(self, graph: Any, features: Tensor) -> Tensor:
+        graph.ndata["h"] = self.linear(features)
+        graph.update_all(fn.copy_u("h", "m"), lambda nodes: {"o": nodes.mailbox["m"].median(1)[0]})
+        return graph.ndata.pop("o")
+
+
+class BranchesOnTheDegree(Handwritten):
+    def forward(self, graph: Any, features: Tensor) -> Tensor:
+        graph.ndata["h"] = self.linear(features)
+        graph.update_all(
+            fn.copy_u("h", "m"),
+            lambda nodes: {"o": nodes.mailbox["m"].sum(1) * (2 if nodes.mailbox["m"].size(1) else 1)},
+        )
+        return graph.ndata.pop("o")
+
+
+class SumsFeatures(Handwritten):
+    def forward(self, graph: Any, features: Tensor) -> Tensor:
+        graph.ndata["h"] = self.linear(features)
+        graph.update_all(fn.copy_u("h", "m"), lambda nodes: {"o": nodes.mailbox["m"].sum(2).sum(1, keepdim=True)})
+        return graph.ndata.pop("o")
+
+
 class OnAnotherGraph(Handwritten):
     def forward(self, graph: Any, features: Tensor) -> Tensor:
         turned = dgl.reverse(graph)
@@ -339,7 +396,9 @@ class ReturnsTwo(Handwritten):
     [
         (Branches, "test_capture.py:.* reads the values"),
         (Draws, "test_capture.py:.* rand draws random numbers"),
-        (UserFunction, "test_capture.py:.* the Python function '<lambda>'"),
+        (TakesTheMedian, "test_capture.py:.* median of a mailbox is neither a reduction nor element by element"),
+        (BranchesOnTheDegree, "test_capture.py:.* the in-degree as one number"),
+        (SumsFeatures, "test_capture.py:.* sum of a mailbox over dimension 2"),
         (OnAnotherGraph, "test_capture.py:.* outside update_all"),
         (AddsLoops, "test_capture.py:.* outside update_all"),
         (OnAnotherGraphUnseen, "test_capture.py:.* outside update_all"),

@@ -95,7 +95,11 @@ class Residuals(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.norm, self.outer = nn.Linear(WIDTH, WIDTH, bias=False), nn.BatchNorm1d(WIDTH), nn.Linear(2 * WIDTH, 3)
+        self.inner, self.norm, self.outer = (
+            nn.Linear(WIDTH, WIDTH, bias=False),
+            nn.BatchNorm1d(WIDTH),
+            nn.Linear(2 * WIDTH, 3),
+        )
 
     def propagate(self, graph: Any, x: Tensor, reduce: Any) -> Tensor:
         with graph.local_scope():
@@ -108,9 +112,11 @@ class Residuals(nn.Module):
         return self.outer(torch.cat([h, self.propagate(graph, h, fn.sum) * 0.5], 1))
 
 
+SCALERS = ("identity", "amplification", "attenuation")
 LOOSE = {"allow_zero_in_degree": True}
 MODULES: dict[str, Callable[[], nn.Module]] = {
-    **{f"GraphConv {norm}": lambda norm=norm: Plain(CONV.GraphConv(WIDTH, 4, norm=norm, **LOOSE)) for norm in ("both", "right", "left", "none")},
+    **{f"GraphConv {norm}": lambda norm=norm: Plain(CONV.GraphConv(WIDTH, 4, norm=norm, **LOOSE))
+       for norm in ("both", "right", "left", "none")},
     "GraphConv wide": lambda: Plain(CONV.GraphConv(WIDTH, 9, **LOOSE)),
     **{f"SAGEConv {kind}": lambda kind=kind: Plain(CONV.SAGEConv(WIDTH, 4, kind, 0.3)) for kind in ("mean", "gcn", "pool")},
     "GINConv": lambda: Plain(CONV.GINConv(nn.Sequential(nn.Linear(WIDTH, 5), nn.ReLU(), nn.Linear(5, 4)), "sum", learn_eps=True)),
@@ -126,7 +132,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "NNConv": lambda: OnEdges(CONV.NNConv(WIDTH, 3, nn.Linear(4, WIDTH * 3), "mean"), 4),
     "TAGConv": lambda: Plain(CONV.TAGConv(WIDTH, 4)),
     "SGConv": lambda: Plain(CONV.SGConv(WIDTH, 4, 2, **LOOSE)),
-    "PNAConv": lambda: Plain(CONV.PNAConv(WIDTH, 4, ["mean", "max", "min", "sum", "var"], ["identity", "amplification", "attenuation"], 1.5)),
+    "PNAConv": lambda: Plain(CONV.PNAConv(WIDTH, 4, ["mean", "max", "min", "sum", "var"], [*SCALERS], 1.5)),
     "RelGraphConv": lambda: OnEdges(CONV.RelGraphConv(WIDTH, 4, NUM_TYPES), norm=True),
     "RelGraphConv basis": lambda: OnEdges(CONV.RelGraphConv(WIDTH, 8, NUM_TYPES, "basis", 2)),
     "RelGraphConv bdd": lambda: OnEdges(CONV.RelGraphConv(WIDTH, 4, NUM_TYPES, "bdd", 2)),
@@ -203,7 +209,9 @@ def assert_close(found: list[Tensor], expected: list[Tensor], what: str) -> None
         if right.numel():
             scale = max(float(right.abs().max()), largest if number else 0.0, 1e-3)
             off = float((mine.double() - right.double()).abs().max())
-            assert off <= 2e-5 * scale, f"{what}: {'output' if not number else f'gradient or buffer {number}'} is off by {off / scale:.1e}"
+            assert off <= 2e-5 * scale, (
+                f"{what}: {'output' if not number else f'gradient or buffer {number}'} is off by {off / scale:.1e}"
+            )
 
 
 def in_plain(found: Rewritten) -> Executable:

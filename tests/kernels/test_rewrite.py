@@ -256,7 +256,10 @@ class Chain(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.first, self.layer = nn.Linear(WIDTH, 12), dgl.nn.GraphConv(12, width, norm="none", bias=False, allow_zero_in_degree=True)
+        self.first, self.layer = (
+            nn.Linear(WIDTH, 12),
+            dgl.nn.GraphConv(12, width, norm="none", bias=False, allow_zero_in_degree=True),
+        )
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:
         return self.layer(graph, torch.tanh(self.first(x)))
@@ -269,7 +272,9 @@ def test_rewriting_takes_little_time() -> None:
     from runner.gnn.models import build_model
     from runner.schema import ModelConfig
 
-    graph = captured(build_model(ModelConfig(name="gat", num_layers=10, hidden=3, heads=2), WIDTH, 3, "node"), "random directed")
+    graph = captured(
+        build_model(ModelConfig(name="gat", num_layers=10, hidden=3, heads=2), WIDTH, 3, "node"), "random directed"
+    )
     began = time.perf_counter()
     programs(graph, training=True)
     assert time.perf_counter() - began < 20

@@ -115,7 +115,7 @@ def test_graphs_without_a_file_are_left_out_and_named(run_experiment: Run, capsy
     assert "left out, no file at hand: cora, citeseer" in said
 
 
-@pytest.mark.parametrize("name", ["gcn", "gin"])
+@pytest.mark.parametrize("name", ["gcn", "gin", "sage", "gat", "gatv2", "appnp", "monet", "edgeconv"])
 @pytest.mark.parametrize("is_sparse", [False, True])
 def test_pygs_models_compute_what_dgls_do(name: str, is_sparse: bool) -> None:
     """On a directed graph, where the two ends have degrees of their own."""
@@ -129,5 +129,5 @@ def test_pygs_models_compute_what_dgls_do(name: str, is_sparse: bool) -> None:
 
     module = build_model(config.model, data.num_features, data.num_classes, "node").eval()
     expected = module(dgl.graph((src, dst), num_nodes=data.num_nodes), data.dense_features())
-    found = PygNet(module, graph, is_sparse).eval()(data.dense_features())
+    found = PygNet(module, config.model, graph, is_sparse).eval()(data.dense_features())
     assert torch.allclose(expected, found, atol=1e-5)

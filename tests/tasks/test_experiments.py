@@ -28,7 +28,7 @@ from runner.kernels.density import autograd, plans
 from runner.kernels.density.select import assemble
 from runner.kernels.verify import Agreement
 from runner.results import read_metrics, read_result
-from runner.schema import DatasetConfig
+from runner.schema import TABLE_TASKS, DatasetConfig
 from runner.tasks import benchmark, measure, train
 
 Run = Callable[..., dict[str, Any]]
@@ -47,7 +47,7 @@ def test_every_experiment_file_runs_shrunk(path: Path, run_experiment: Run, requ
     config = compose(f"+exp={path.stem}")
     roots = {"MUTAG": "tu"}
     shrink = ["train.epochs=3", "train.repeats=1", "task.num_steps=3", "kernel.num_trials=2"]
-    planted = "planted" if config.task.name == "adaptgear_table" else "planted_small"
+    planted = "planted" if config.task.name in TABLE_TASKS else "planted_small"
     shrink += [
         "task.num_features=[16]",
         f"task.graphs=[{planted}]",
@@ -385,7 +385,7 @@ def test_break_even_and_never() -> None:
 
     def entry(step_s: float, preprocess: float) -> benchmark.Entry:
         agreement = Agreement(0, 0, 0, "")
-        return benchmark.Entry(Fake(preprocess), agreement, None, [step_s] * 3, 1, [0.5], [[1.0]])  # type: ignore[arg-type]
+        return benchmark.Entry(Fake(preprocess), agreement, None, [step_s] * 3, 1, [0.5], [[1.0]], [[1.0]])  # type: ignore[arg-type]
 
     base = entry(0.010, 0)
     assert benchmark._row("f", entry(0.008, 1.0), base)["break_even_epochs"] == pytest.approx(500)
@@ -567,8 +567,9 @@ def test_batches_of_graphs_skip_the_strategy_and_say_so(
 def test_auto_trains_on_what_it_kept(run_experiment: Run, tmp_path: Path) -> None:
     options = (*SMALL, "kernel=auto", "train.epochs=4", "train.checkpoint_every=2")
     record = run_experiment(*options, folder="first")
-    assert record["strategy"] in ("baseline", "native", "density_adaptive")
-    assert set(record["strategy_report"]["step_s"]) == {"baseline", "native", "density_adaptive"}
+    candidates = {"baseline", "native", "density_adaptive", "fused", "fused + density_adaptive"}
+    assert record["strategy"] in candidates
+    assert set(record["strategy_report"]["step_s"]) == candidates
     again = run_experiment(*options, f"train.resume={tmp_path / 'first'}", folder="second")
     assert again["strategy"] == record["strategy"]
     assert again["strategy_report"]["step_s"] == {}, "the winner is kept, not measured again"

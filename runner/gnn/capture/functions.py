@@ -16,6 +16,7 @@ from torch import Tensor
 
 from runner.errors import CaptureError
 from runner.gnn.capture.calls import name_of, where
+from runner.kernels.opgraph import Target
 
 if TYPE_CHECKING:
     from runner.gnn.capture.recorder import Recorder
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 class _Gathers(Mapping[str, Tensor]):
     """A frame of nodes, read at each edge."""
 
-    def __init__(self, recorder: Recorder, frame: Mapping[str, Tensor], target: str) -> None:
+    def __init__(self, recorder: Recorder, frame: Mapping[str, Tensor], target: Target) -> None:
         self._recorder, self._frame, self._target = recorder, frame, target
         self._made: dict[str, Tensor] = {}
 
@@ -125,7 +126,9 @@ class Mailbox:
 
     def _reduced(self, function: str, reduce: str, dim: int | None = None, keepdim: bool = False) -> Any:
         if dim != 1:
-            raise CaptureError(f"{where()}: {function} of a mailbox over dimension {dim}; only dimension 1, the messages, can be captured")
+            raise CaptureError(
+                f"{where()}: {function} of a mailbox over dimension {dim}; only dimension 1, the messages, can be captured"
+            )
         found = self._recorder.reduce(self.message, reduce)
         found = found.unsqueeze(1) if keepdim else found
         return (found, None) if function in ("max", "min") else found
@@ -146,16 +149,16 @@ class Mailbox:
         return lambda *args, **kwargs: Mailbox.__torch_function__(function, (), (self, *args), kwargs)
 
     def __mul__(self, other: Any) -> Any:
-        return torch.mul(self, other)  # type: ignore[call-overload]
+        return Mailbox.__torch_function__(torch.mul, (), (self, other))
 
     def __sub__(self, other: Any) -> Any:
-        return torch.sub(self, other)  # type: ignore[call-overload]
+        return Mailbox.__torch_function__(torch.sub, (), (self, other))
 
     def __add__(self, other: Any) -> Any:
-        return torch.add(self, other)  # type: ignore[call-overload]
+        return Mailbox.__torch_function__(torch.add, (), (self, other))
 
     def __truediv__(self, other: Any) -> Any:
-        return torch.div(self, other)  # type: ignore[call-overload]
+        return Mailbox.__torch_function__(torch.div, (), (self, other))
 
     __rmul__, __radd__ = __mul__, __add__
 
@@ -182,8 +185,8 @@ class Degrees:
     def __truediv__(self, other: Any) -> Degrees:
         return self._applied(torch.div, other)
 
-    def __rtruediv__(self, other: Any) -> Degrees:
-        return Degrees(other / self._values)
+    def __rtruediv__(self, other: Any) -> Any:
+        return other / self._beside(other) if isinstance(other, Tensor) else Degrees(other / self._values)
 
     def __pow__(self, other: Any) -> Degrees:
         return self._applied(torch.pow, other)
@@ -191,8 +194,12 @@ class Degrees:
     def __mul__(self, other: Any) -> Any:
         """A scale of destinations' rows where the other is a tensor [N, …]."""
         if isinstance(other, Tensor):
-            return other * self._values.to(other.dtype).reshape(-1, *[1] * (other.dim() - 1))
+            return other * self._beside(other)
         return self._applied(torch.mul, other)
+
+    def _beside(self, other: Tensor) -> Tensor:
+        """The values as a scale of a tensor's rows."""
+        return self._values.to(other.dtype).reshape(-1, *[1] * (other.dim() - 1))
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -207,4 +214,4 @@ class Degrees:
     def __float__(self) -> float:
         raise CaptureError(f"{where()}: reads the in-degree as one number; it differs from destination to destination")
 
-    __int__ = __index__ = __bool__ = __float__  # type: ignore[assignment]
+    __int__ = __index__ = __bool__ = __float__

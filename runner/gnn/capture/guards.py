@@ -123,7 +123,11 @@ def closed_doors(graph: Any, recorder: Recorder) -> Iterator[None]:
         (softmax, "edge_softmax_internal", edge_softmax),
         (torch.autograd.Function, "apply", classmethod(refuse_apply)),
         (sys.modules["dgl.nn.pytorch.linear"], "gather_mm", lambda x, weight, *, idx_b: typed(x, weight, idx_b)),
-        (sys.modules["dgl.nn.pytorch.linear"], "segment_mm", lambda x, weight, seglen_a: by_segment(x, weight, seglen_a)),
+        (
+            sys.modules["dgl.nn.pytorch.linear"],
+            "segment_mm",
+            lambda x, weight, seglen_a: by_segment(x, weight, seglen_a),
+        ),
         *[(sys.modules[module], name, refuse(getattr(sys.modules[module], name))) for module, name in _DOORS],
     ]
     with ExitStack() as stack:

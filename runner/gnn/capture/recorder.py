@@ -34,10 +34,9 @@ from runner.kernels.opgraph import (
     Space,
     Target,
     Value,
-       replace_leaves,
+    replace_leaves,
 )
 from runner.kernels.seeds import is_dropout
-
 
 _TARGETS: tuple[Target, ...] = ("u", "v", "e")
 
@@ -294,7 +293,11 @@ class Recorder(TorchFunctionMode):
     def _run_on_constants(self, graph: Any, run: Callable[[], None]) -> None:
         """A function on constants only (DGL's edge normalisation) runs as it is."""
         run()
-        frames: tuple[tuple[Any, Space], ...] = ((graph.srcdata, "node"), (graph.dstdata, "node"), (graph.edata, "edge"))
+        frames: tuple[tuple[Any, Space], ...] = (
+            (graph.srcdata, "node"),
+            (graph.dstdata, "node"),
+            (graph.edata, "edge"),
+        )
         for frame, space in frames:
             for key in frame:
                 self.fix(frame[key], space)
@@ -310,10 +313,10 @@ class Recorder(TorchFunctionMode):
         return dict(found)
 
     def _aggregate_by_functions(self, graph: Any, message: Any, reduce: Any) -> None:
-        if _is_builtin(message):
-            messages = {message.out_field: self._built_in_message(graph, message)}
-        else:
-            messages = self._messages(graph, message)
+        built_in = _is_builtin(message)
+        messages = (
+            {message.out_field: self._built_in_message(graph, message)} if built_in else self._messages(graph, message)
+        )
         if _is_builtin(reduce):
             with self.resume():
                 graph.dstdata[reduce.out_field] = self.reduce(messages[reduce.msg_field], reduce.name)
@@ -323,14 +326,23 @@ class Recorder(TorchFunctionMode):
         with self.resume():
             for name, value in reduce(RecordedNodes(graph, self, messages)).items():
                 if not isinstance(value, Tensor):
-                    raise CaptureError(f"{_place_of(reduce)}: '{name}' is a {type(value).__name__}, not a value for each destination")
-                kept = value if bool(has_edges.all()) else value * has_edges.to(value.dtype).reshape(-1, *[1] * (value.dim() - 1))
+                    raise CaptureError(
+                        f"{_place_of(reduce)}: '{name}' is a {type(value).__name__}, not a value for each destination"
+                    )
+                kept = (
+                    value
+                    if bool(has_edges.all())
+                    else value * has_edges.to(value.dtype).reshape(-1, *[1] * (value.dim() - 1))
+                )
                 graph.dstdata[name] = kept
 
     def _built_in_message(self, graph: Any, message: Any) -> Tensor:
         """The value of a built-in message function at each edge, recorded."""
         operation, tensors, targets = _message_parts(graph, message)
-        sides = [reference.gather(self._ops.adjacency, tensor, target) for tensor, target in zip(tensors, targets, strict=True)]
+        sides = [
+            reference.gather(self._ops.adjacency, tensor, target)
+            for tensor, target in zip(tensors, targets, strict=True)
+        ]
         found = reference.edge_apply(operation, sides[0], sides[1] if len(sides) > 1 else None)
 
         def make(made: tuple[Ref, ...], operands: tuple[Operand, ...], place: str) -> Op:

@@ -47,7 +47,8 @@ def find_compiler() -> str | None:
 def load(source: str, text: str | None = None, **defines: str | int) -> ctypes.CDLL:
     """Return ``source``.cpp as a library with these macros, built where the cache doesn't have it.
 
-    ``text`` is the source itself, where it was generated; ``source`` is then its name. Safe when several processes ask at once: one builds, the others wait. An entry that was cut short or changed is built again.
+    ``text`` is the source itself, where it was generated; ``source`` is then its name. Safe when several processes ask at once: one
+    builds, the others wait. An entry that was cut short or changed is built again.
 
     Raises:
         BuildError: where there is no compiler, or it fails.

@@ -66,7 +66,7 @@ def function(
     defines: dict[str, str | int] = {"STORAGE": STORAGE[dtype], **dict(variant)}
     if index_dtype is not None:
         defines["INDEX"] = INDEX_TYPES[index_dtype]
-    found = getattr(prepared(load(source, **defines)), name)
+    found = getattr(prepared(load(source, None, **defines)), name)
     found.argtypes = [_TYPES[kind] for kind in _SIGNATURES[name]]
     found.restype = None
     return found

@@ -99,10 +99,7 @@ class Plans:
 
     def constants(self, graph: OpGraph) -> dict[int, Tensor]:
         """The graph's constants, those with a row a node renumbered."""
-        return {
-            index: tensor[self.order] if graph.values[index].space == "node" else tensor
-            for index, tensor in graph.constants.items()
-        }
+        return graph.renumbered(self.adjacency, self.order).constants
 
     def lower(self, graph: OpGraph, op: Op) -> Kernel | None:
         """Return the kernel of an op that this strategy has one for."""
@@ -132,7 +129,7 @@ class Plans:
     def _product(self, graph: OpGraph, op: Aggregate) -> tuple[Matrix, int, Ref]:
         source = next(operand.ref for operand in op.operands if operand.target == "u")
         weight = next((graph.constants[operand.ref.index] for operand in op.operands if operand.target == "e"), None)
-        return self._matrix(weight), math.prod(graph.values[source.index].shape[1:]), source
+        return self.matrix(weight), math.prod(graph.values[source.index].shape[1:]), source
 
     def _lower_spmm(self, graph: OpGraph, op: Aggregate) -> Kernel:
         matrix, width, source = self._product(graph, op)
@@ -149,7 +146,8 @@ class Plans:
 
         return run
 
-    def _matrix(self, weight: Tensor | None) -> Matrix:
+    def matrix(self, weight: Tensor | None) -> Matrix:
+        """Return the matrix with these weights, float [E] by edge id; None: 1."""
         weight = None if weight is None else weight.cpu()
         if weight is not None and bool((weight == 1).all()):
             weight = None  # ones, as APPNP's undropped edges: the same matrix as an unweighted sum

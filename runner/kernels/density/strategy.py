@@ -157,6 +157,9 @@ class PreparedDensity:
     def locate(self, nodes: Tensor) -> Tensor:
         return self._rank[nodes]
 
+    def mask_rows(self, num_rows: int) -> Tensor | None:  # noqa: ARG002
+        return None
+
     def lowered(self) -> tuple[OpGraph, Executable] | None:
         return self._graphs[True], self._lowered[True]
 

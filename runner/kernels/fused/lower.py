@@ -6,8 +6,9 @@ Legend: N nodes, E edges, F features, H heads, C channels a head.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -28,6 +29,8 @@ from runner.kernels.rewrite.legality import is_scale
 from runner.kernels.rewrite.ops import Attend, Dropout, Finish, Propagate, Relational, SparseProduct, TypedOp
 from runner.kernels.seeds import Seeds
 
+Layout = Callable[..., FixedMatrix]
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Kept(TypedOp):
@@ -41,28 +44,33 @@ class Kept(TypedOp):
         return ()
 
 
-def executable(draft: Draft, invariants: Invariants) -> Executable:
-    """Return a rewritten program on kernels: what depends on features and graph only is fetched from its owner."""
+def executable(draft: Draft, invariants: Invariants, layout: Layout = FixedMatrix.of) -> Executable:
+    """Return a rewritten program on kernels: what depends on features and graph only is fetched from its owner; ``layout`` lays out
+    propagations with fixed factors."""
     seeds = Seeds()
-    lowering = Lowering(draft, invariants, seeds)
+    lowering = Lowering(draft, invariants, seeds, layout)
     return Executable(lowering.graph, lambda _, op: lowering.kernel(op), seeds=seeds)
 
 
 class Lowering:
     """The kernels of one rewritten program."""
 
-    def __init__(self, draft: Draft, invariants: Invariants, seeds: Seeds) -> None:
-        self._draft, self._invariants, self._seeds = draft, invariants, seeds
+    def __init__(self, draft: Draft, invariants: Invariants, seeds: Seeds, layout: Layout = FixedMatrix.of) -> None:
+        self._draft, self._invariants, self._seeds, self._layout = draft, invariants, seeds, layout
         self.graph = self._without_prologue()
         self._has_kernels = has_kernels(draft.graph.adjacency.device)
 
     def _without_prologue(self) -> OpGraph:
         """The op graph with a fetch in the place of what is kept; sparse products have what they read from the owner themselves."""
         draft = self._draft
-        dense = {ref.index for op in draft.ops for ref in op.reads() if not (isinstance(op, SparseProduct) and ref == op.x)}
+        dense = {
+            ref.index for op in draft.ops for ref in op.reads() if not (isinstance(op, SparseProduct) and ref == op.x)
+        }
         made = {output.index: op for op in draft.prologue for output in op.outputs}
         kept: list[Op] = [
-            Kept(output=Ref(index), where=op.where) for index, op in made.items() if index in dense or Ref(index) == draft.output
+            Kept(output=Ref(index), where=op.where)
+            for index, op in made.items()
+            if index in dense or Ref(index) == draft.output
         ]
         return dataclasses.replace(draft.finish(), ops=[*kept, *draft.ops])
 
@@ -138,9 +146,7 @@ class Lowering:
         )  # fmt: skip
 
         def run(resolve: Resolve) -> Tensor:
-            matrix = self._invariants.layout(
-                key, lambda: FixedMatrix.of(adjacency, weight, row_scale, col_scale, dtype)
-            )
+            matrix = self._invariants.layout(key, lambda: self._layout(adjacency, weight, row_scale, col_scale, dtype))
             tensors = [*map(resolve, op.reads())]
             return finished(tensors[0], op.epilogue(tensors, self._seeds), matrix)
 
@@ -155,16 +161,15 @@ class Lowering:
             x, weight, row_scale, col_scale = op.fill(tensors)[0]
             assert x is not None
             told = op.epilogue(tensors, self._seeds)
-            scales = {
-                name: None if scale is None else scale.reshape(-1)
-                for name, scale in (("row_scale", row_scale), ("col_scale", col_scale))
-            }
+            rows_by, columns_by = (None if scale is None else scale.reshape(-1) for scale in (row_scale, col_scale))
             rows = x.unsqueeze(1) if x.dim() == 1 else x
             if told.addend is not None:
-                return finished(spmm(adjacency, rows, weight, reduce=op.reduce, **scales), told).reshape(-1, *x.shape[1:])
+                y = spmm(adjacency, rows, weight, reduce=op.reduce, row_scale=rows_by, col_scale=columns_by)
+                return finished(y, told).reshape(-1, *x.shape[1:])
             bias = None if told.bias is None else told.bias.reshape(rows.shape[1:])
             return spmm(
-                adjacency, rows, weight, reduce=op.reduce, **scales, bias=bias, activation=told.activation, slope=told.slope,
+                adjacency, rows, weight, reduce=op.reduce, row_scale=rows_by, col_scale=columns_by,
+                bias=bias, activation=told.activation, slope=told.slope,
                 dropout=told.dropout, seed=told.seed,
             ).reshape(-1, *x.shape[1:])  # fmt: skip
 
@@ -206,7 +211,7 @@ class Lowering:
         def run(resolve: Resolve) -> Tensor:
             value, key, query, vector = op.operands([*map(resolve, op.reads())])
             told = op.scoring(self._seeds)
-            options = {"dropout": told.dropout, "seed": told.seed}
+            options: dict[str, Any] = {"dropout": told.dropout, "seed": told.seed}
             match op.score:
                 case "gat":
                     assert key is not None

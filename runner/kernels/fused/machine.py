@@ -106,7 +106,9 @@ class StoredEntries:
         op: Op | None = next((op for op in draft.prologue if ref in op.outputs), None)
         if op is None:
             return 1.0
-        inner = max((self._share_of(draft, read) for read in op.reads() if read.index not in draft.constants), default=1.0)
+        inner = max(
+            (self._share_of(draft, read) for read in op.reads() if read.index not in draft.constants), default=1.0
+        )
         if not isinstance(op, Propagate):
             return inner
         adjacency = draft.graph.adjacency

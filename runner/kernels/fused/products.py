@@ -6,7 +6,7 @@ Legend: N rows, M columns, E entries, F features; Fi → Fo feature widths.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,19 @@ from torch import Tensor
 from runner.kernels.adjacency import Adjacency, Csr
 from runner.kernels.ops.registry import launcher
 from runner.kernels.parameters import Epilogue
+
+
+class Times(Protocol):
+    """A fixed matrix in one direction."""
+
+    def times(self, x: Tensor, epilogue: Epilogue = ..., values: Tensor | None = None) -> Tensor:
+        """Return the epilogue of the product with x [M, F]; ``values`` take the place of its own."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """What it holds beside the graph's own arrays."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -76,12 +89,16 @@ def side_of(
 class FixedMatrix:
     """A propagation with constant factors, for both directions."""
 
-    forward: Side
-    backward: Side
+    forward: Times
+    backward: Times
 
     @staticmethod
     def of(
-        adjacency: Adjacency, weight: Tensor | None, row_scale: Tensor | None, col_scale: Tensor | None, dtype: torch.dtype
+        adjacency: Adjacency,
+        weight: Tensor | None,
+        row_scale: Tensor | None,
+        col_scale: Tensor | None,
+        dtype: torch.dtype,
     ) -> FixedMatrix:
         """Lay out both directions; arguments as in :func:`side_of`. Where the matrix is symmetric they are one."""
         there = side_of(adjacency, weight, row_scale, col_scale, dtype)
@@ -122,7 +139,13 @@ def _backward_of_epilogue(dy: Tensor, y: Tensor | None, told: Epilogue) -> Tenso
 class _Finished(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, addend: Tensor | None, scale: Tensor | None, bias: Tensor | None, told: Epilogue, matrix: FixedMatrix | None
+        ctx: Any,
+        x: Tensor,
+        addend: Tensor | None,
+        scale: Tensor | None,
+        bias: Tensor | None,
+        told: Epilogue,
+        matrix: FixedMatrix | None,
     ) -> Tensor:
         given = None if addend is None else addend.contiguous()
         epilogue = told._replace(bias=bias, addend=given, addend_scale=scale)
@@ -133,7 +156,7 @@ class _Finished(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> Any:
         y, addend, scale = ctx.saved_tensors
         dz = _backward_of_epilogue(dy, y, ctx.told)
         needs_x, needs_addend, needs_scale, needs_bias = ctx.needs_input_grad[:4]
@@ -163,13 +186,17 @@ class SparseMatrix:
         pattern = Adjacency.from_csr(indptr, columns.int(), x.shape[1])
         values = x[rows, columns]
         weight = None if bool((values == 1).all()) else values
-        return SparseMatrix(side_of(pattern, weight, None, None, x.dtype), side_of(pattern.transposed, weight, None, None, x.dtype))
+        return SparseMatrix(
+            side_of(pattern, weight, None, None, x.dtype), side_of(pattern.transposed, weight, None, None, x.dtype)
+        )
 
     @property
     def num_bytes(self) -> int:
         """What it holds."""
         arrays = [*self.forward.csr, *self.backward.csr]
-        return self.forward.num_bytes + self.backward.num_bytes + sum(part.nbytes for part in arrays if part is not None)
+        return (
+            self.forward.num_bytes + self.backward.num_bytes + sum(part.nbytes for part in arrays if part is not None)
+        )
 
     def dropped(self, is_turned: bool, dropout: tuple[float, int] | None) -> Tensor | None:
         """Return the values of a direction under dropout (probability, seed) of the features; None: its own."""
@@ -201,7 +228,13 @@ def sparse_product(
 class _SparseProduct(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, weight: Tensor, bias: Tensor | None, x: SparseMatrix, is_turned: bool, drop: tuple[float, int] | None, told: Epilogue
+        ctx: Any,
+        weight: Tensor,
+        bias: Tensor | None,
+        x: SparseMatrix,
+        is_turned: bool,
+        drop: tuple[float, int] | None,
+        told: Epilogue,
     ) -> Tensor:
         columns = weight.t().contiguous() if is_turned else weight.contiguous()
         y = x.forward.times(columns, told._replace(bias=bias), x.dropped(False, drop))
@@ -210,7 +243,7 @@ class _SparseProduct(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> Any:
         (y,) = ctx.saved_tensors
         dz = _backward_of_epilogue(dy, y, ctx.told)
         dweight = None
@@ -218,5 +251,3 @@ class _SparseProduct(torch.autograd.Function):
             dweight = ctx.x.backward.times(dz, values=ctx.x.dropped(True, ctx.drop))
             dweight = dweight.t() if ctx.is_turned else dweight
         return dweight, dz.sum(0) if ctx.needs_input_grad[1] else None, None, None, None, None
-
-

@@ -23,11 +23,13 @@ class Pairs:
         into: P × N.
         counts: pairs of each relation, in the order of the pairs.
         out_of: N × P.
+        graphs: theirs.
     """
 
     into: FixedMatrix
     counts: tuple[int, ...]
     out_of: FixedMatrix
+    graphs: tuple[Adjacency, Adjacency]
 
     @staticmethod
     def of(
@@ -51,19 +53,32 @@ class Pairs:
         counts = torch.bincount(found // num_nodes).tolist() if num_pairs else []
         number = torch.arange(num_pairs, device=src.device)
         mean = adjacency.mean_scale(dtype) if is_mean else None
+        first: tuple[Tensor | None, Tensor | None]
         if by_source:
-            into = _graph(node, number, adjacency.num_src, num_pairs)
-            out_of = _graph(pair, dst, num_pairs, adjacency.num_dst)
-            return Pairs(FixedMatrix.of(into, None, None, None, dtype), tuple(counts), FixedMatrix.of(out_of, scale, mean, None, dtype))
-        into = _graph(src, pair, adjacency.num_src, num_pairs)
-        out_of = _graph(number, node, num_pairs, adjacency.num_dst)
-        return Pairs(FixedMatrix.of(into, scale, None, None, dtype), tuple(counts), FixedMatrix.of(out_of, None, mean, None, dtype))
+            into, out_of = (
+                _graph(node, number, adjacency.num_src, num_pairs),
+                _graph(pair, dst, num_pairs, adjacency.num_dst),
+            )
+            first, second = (None, None), (scale, mean)
+        else:
+            into, out_of = (
+                _graph(src, pair, adjacency.num_src, num_pairs),
+                _graph(number, node, num_pairs, adjacency.num_dst),
+            )
+            first, second = (scale, None), (None, mean)
+        return Pairs(
+            FixedMatrix.of(into, *first, None, dtype),
+            tuple(counts),
+            FixedMatrix.of(out_of, *second, None, dtype),
+            (into, out_of),
+        )
 
     @property
     def num_bytes(self) -> int:
         """What it holds, its own graphs among it."""
-        graphs = [part for matrix in (self.into, self.out_of) for side in (matrix.forward, matrix.backward) for part in side.csr]
-        return self.into.num_bytes + self.out_of.num_bytes + sum(part.nbytes for part in graphs if part is not None)
+        sides = [side for graph in self.graphs for side in (graph, graph.transposed)]
+        arrays = [part for side in sides for part in side.csr if part is not None]
+        return self.into.num_bytes + self.out_of.num_bytes + sum(part.nbytes for part in arrays)
 
 
 def _graph(src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> Adjacency:

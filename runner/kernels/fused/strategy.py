@@ -15,13 +15,14 @@ from torch import Tensor
 
 from runner.errors import UserError, suggestion
 from runner.kernels.fused.invariants import Invariants
-from runner.kernels.fused.lower import executable
+from runner.kernels.fused.lower import Layout, executable
 from runner.kernels.fused.machine import StoredEntries, calibrated
+from runner.kernels.fused.products import FixedMatrix
 from runner.kernels.fused.trials import Choice, Trials
 from runner.kernels.lower import Executable
 from runner.kernels.opgraph import OpGraph
 from runner.kernels.rewrite.search import FAMILIES, Rewritten, Search
-from runner.kernels.strategy import OwnOrder, Prepared, Program, Stopwatch
+from runner.kernels.strategy import OwnOrder, Program, Stopwatch
 from runner.units import format_seconds
 
 
@@ -45,8 +46,12 @@ class Fused:
     keep_choices: bool = True
     name: str = "fused"
 
-    def prepare(self, program: Program) -> Prepared:
+    def prepare(self, program: Program, layout: Layout = FixedMatrix.of) -> PreparedFused:
         """Capture, rewrite, measure and keep the best.
+
+        Args:
+            program: the model on its graph.
+            layout: lays out propagations with fixed factors.
 
         Raises:
             UserError: where the model can't be captured, or a family's name is unknown.
@@ -68,11 +73,12 @@ class Fused:
             training: watch.measure("rewrite", partial(search, training)) for training in (True, False)
         }
         invariants = Invariants()
-        trials = Trials(program, invariants, self.trial_seconds / 2, self.min_gain, self.keep_choices)
+        trials = Trials(program, invariants, self.trial_seconds / 2, self.min_gain, self.keep_choices, layout)
         choices: dict[bool, Choice] = {
-            training: watch.measure("select", partial(trials.choose, ranked[training], training)) for training in (True, False)
+            training: watch.measure("select", partial(trials.choose, ranked[training], training))
+            for training in (True, False)
         }
-        return PreparedFused(program, graphs, choices, ranked, invariants, watch.seconds)
+        return PreparedFused(program, graphs, choices, ranked, invariants, watch.seconds, layout)
 
 
 class PreparedFused(OwnOrder):
@@ -89,10 +95,13 @@ class PreparedFused(OwnOrder):
         ranked: dict[bool, list[Rewritten]],
         invariants: Invariants,
         preprocess_s: dict[str, float],
+        layout: Layout,
     ) -> None:
         self._graphs, self._choices, self._ranked = graphs, choices, ranked
         self._invariants, self.preprocess_s = invariants, preprocess_s
-        self._runs = {training: executable(choice.kept.draft, invariants) for training, choice in choices.items()}
+        self._runs = {
+            training: executable(choice.kept.draft, invariants, layout) for training, choice in choices.items()
+        }
         self._forward = program.forward
         self.draws_by_seed = not choices[True].is_baseline
         self.report: dict[str, Any] = self._describe()

@@ -18,7 +18,8 @@ from runner.kernels.cpu.build import processor
 from runner.kernels.density.calibration import device_name, is_crowded
 from runner.kernels.formats import seconds
 from runner.kernels.fused.invariants import Invariants
-from runner.kernels.fused.lower import executable
+from runner.kernels.fused.lower import Layout, executable
+from runner.kernels.fused.products import FixedMatrix
 from runner.kernels.rewrite.search import Rewritten
 from runner.kernels.strategy import Program, Work, step_of, undisturbed
 from runner.units import format_seconds
@@ -56,6 +57,7 @@ class Trials:
         budget_s: of timing, but two rounds at least; 0: none, the first is taken.
         min_gain: a program must be faster than baseline by this share.
         keeps: whether choices are kept on disk.
+        layout: of propagations with fixed factors.
     """
 
     program: Program
@@ -63,6 +65,7 @@ class Trials:
     budget_s: float
     min_gain: float
     keeps: bool
+    layout: Layout = FixedMatrix.of
 
     def choose(self, ranked: list[Rewritten], training: bool) -> Choice:
         """Return the fastest of the programs in a mode, or baseline."""
@@ -77,7 +80,11 @@ class Trials:
         fastest = min(times, key=lambda name: times[name])
         base = times[BASELINE]
         is_baseline = times[fastest] > (1 - self.min_gain) * base
-        chosen = next(entry for entry in ranked if str(entry.plan) == min((name for name in times if name != BASELINE), key=times.__getitem__))
+        chosen = next(
+            entry
+            for entry in ranked
+            if str(entry.plan) == min((name for name in times if name != BASELINE), key=times.__getitem__)
+        )
         reason = f"a step takes {format_seconds(times[str(chosen.plan)])}, baseline's {format_seconds(base)}"
         choice = Choice(chosen, reason, is_baseline, times)
         if self.keeps and not is_crowded():
@@ -109,7 +116,7 @@ class Trials:
         return {name: median(samples) for name, samples in times.items()}
 
     def _step(self, entry: Rewritten, training: bool) -> Work:
-        run, invariants = executable(entry.draft, self.invariants), self.invariants
+        run, invariants = executable(entry.draft, self.invariants, self.layout), self.invariants
 
         def forward(features: Tensor) -> Tensor:
             invariants.follow(features)
@@ -121,8 +128,9 @@ class Trials:
         """Name everything that a choice depends on: the programs, the graph, how full the features are, the machine."""
         features = self.program.features()
         told = (
-            _FORMAT, training, [str(entry.draft.finish()) for entry in ranked], self.program.adjacency().digest, tuple(features.shape),
-            int(torch.count_nonzero(features)), torch.__version__, torch.get_num_threads(), processor(), device_name(features.device),
+            _FORMAT, training, self.layout is FixedMatrix.of, [str(entry.draft.finish()) for entry in ranked],
+            self.program.adjacency().digest, tuple(features.shape), int(torch.count_nonzero(features)), torch.__version__,
+            torch.get_num_threads(), processor(), device_name(features.device),
         )  # fmt: skip
         return hashlib.sha256(repr(told).encode()).hexdigest()[:32]
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from runner.kernels.generate.description import Description
 from runner.kernels.generate.expressions import Formula, gradients, in_order, operand
 
+
 @dataclass(frozen=True)
 class Walk:
     """What a kernel computes while it walks the edges of each row.
@@ -91,13 +92,20 @@ class _Writer:
 
     def function(self) -> str:
         """The whole function."""
-        body = [*self._before_rows(), "for (int64_t row = graph->blocks[block]; row < graph->blocks[block + 1]; ++row) {", *_in(self._row()), "}"]
+        body = [
+            *self._before_rows(),
+            "for (int64_t row = graph->blocks[block]; row < graph->blocks[block + 1]; ++row) {",
+            *_in(self._row()),
+            "}",
+        ]
         body += self._after_rows()
         head = (
             f'extern "C" void {self.walk.name}(const Graph* graph, const S* const* in, S* const* out, double* parts, int64_t num_parts, '
             "int num_threads) {"
         )
-        return "\n".join([head, "  for_blocks(graph->num_blocks, num_threads, [&](int64_t block) {", *_in(_in(body)), "  });", "}"])
+        return "\n".join(
+            [head, "  for_blocks(graph->num_blocks, num_threads, [&](int64_t block) {", *_in(_in(body)), "  });", "}"]
+        )
 
     # --- pieces, from the outside in -----------------------------------------------------------------------------------
 
@@ -150,7 +158,9 @@ class _Writer:
         if self.down:
             yield f"A down[{len(self.down)}][kTile];"
             yield "for (int64_t k = 0; k < count; k += kEdges) {"
-            yield from _in(self._small_stage(self.down, [f"store<kEdges>(down[{at}] + k, {{}});" for at in range(len(self.down))]))
+            yield from _in(
+                self._small_stage(self.down, [f"store<kEdges>(down[{at}] + k, {{}});" for at in range(len(self.down))])
+            )
             yield "}"
         if self.up:
             yield f"A up[{len(self.up)}][kTile] = {{}};"
@@ -159,7 +169,11 @@ class _Writer:
         if self.small_results:
             yield "for (int64_t k = 0; k < count; k += kEdges) {"
             yield "  const int64_t left = count - k;"
-            yield from _in(self._small_stage([entry[2] for entry in self.small_results], [self._take(entry) for entry in self.small_results]))
+            yield from _in(
+                self._small_stage(
+                    [entry[2] for entry in self.small_results], [self._take(entry) for entry in self.small_results]
+                )
+            )
             yield "}"
 
     def _take(self, entry: tuple[int, int, Formula]) -> str:
@@ -225,7 +239,7 @@ class _Writer:
             yield f"const A {self.names[formula]} = down[{at}][k];"
         for at in range(len(self.up)):
             yield f"Vector up{at} = {{}};"
-        yield "_Pragma(\"GCC unroll 8\")"
+        yield '_Pragma("GCC unroll 8")'
         yield "for (int v = 0; v < NV; ++v) {"
         yield "  const int64_t at = offset_of(v);"
         yield from _in(self._vector())
@@ -254,7 +268,9 @@ class _Writer:
             return self._call(formula, "W", [self._lane(argument, "Vector") for argument in formula.arguments])
         slot, index = _told(formula)
         target = self.targets[slot]
-        row = {"e": f"edge{slot}", "w": f"in[{slot}]"}.get(target, f"near{slot}" if target == self.walk.near else f"far{slot}")
+        row = {"e": f"edge{slot}", "w": f"in[{slot}]"}.get(
+            target, f"near{slot}" if target == self.walk.near else f"far{slot}"
+        )
         return f"load<W>({row} + {index * self.channels} + at)"
 
     # --- words ---------------------------------------------------------------------------------------------------------
@@ -281,7 +297,11 @@ class _Writer:
 
     def _operands(self, wide: bool, target: str) -> Iterator[Formula]:
         for formula in self.order:
-            if formula.function == "operand" and formula.is_wide == wide and self.targets[int(formula.told[0])] == target:
+            if (
+                formula.function == "operand"
+                and formula.is_wide == wide
+                and self.targets[int(formula.told[0])] == target
+            ):
                 yield formula
 
     def _slots(self, target: str) -> list[int]:

@@ -117,7 +117,13 @@ def _message(reading: Reading) -> Array:
     if len(shape) > 2 or not shape:
         raise NotACaseError(f"its messages have {len(shape)} dimensions")
     if isinstance(root, Propagate):
-        if root.reduce not in ("sum", "mean") or root.weight is None or not root.is_bare or root.row_scale or root.col_scale:
+        if (
+            root.reduce not in ("sum", "mean")
+            or root.weight is None
+            or not root.is_bare
+            or root.row_scale
+            or root.col_scale
+        ):
             raise NotACaseError("it is no plain sum or mean of weighted rows")
         x = _operand(reading, root.x, "u", True)
         return _apply("mul", x, _value(reading, root.weight, _is_wide(draft, root.weight, shape)))
@@ -127,7 +133,11 @@ def _message(reading: Reading) -> Array:
     sides = []
     for side in root.operands:
         is_wide = _is_wide(draft, side.ref, shape)
-        read = _value(reading, side.ref, is_wide) if side.target == "e" else _operand(reading, side.ref, side.target, is_wide)
+        read = (
+            _value(reading, side.ref, is_wide)
+            if side.target == "e"
+            else _operand(reading, side.ref, side.target, is_wide)
+        )
         sides.append(read)
     return sides[0] if root.operation == "copy" else _apply(root.operation, *sides)
 
@@ -135,7 +145,9 @@ def _message(reading: Reading) -> Array:
 def _is_wide(draft: Draft, ref: Ref, shape: Sequence[int]) -> bool:
     """Whether a value has the message's channels, not one number in their place."""
     own = draft.value(ref).shape[1:]
-    return bool(own) and len(own) == len(shape) and own[-1] == shape[-1] and shape[-1] > 1 or (shape[-1] == 1 and len(own) == len(shape))
+    return (bool(own) and len(own) == len(shape) and own[-1] == shape[-1] and shape[-1] > 1) or (
+        shape[-1] == 1 and len(own) == len(shape)
+    )
 
 
 def _value(reading: Reading, ref: Ref, is_wide: bool) -> Array:
@@ -177,15 +189,14 @@ def _formulas(reading: Reading, op: Op, is_wide: bool) -> Array:
         case Map() if op.function in expressions.MAPS:
             return _mapped(_value(reading, op.x, is_wide), op.function, op.arguments)
         case Binary():
-            a, b = (
-                _value(reading, ref, _carries(draft, ref, shape, is_wide)) for ref in (op.a, op.b)
-            )
+            a, b = (_value(reading, ref, _carries(draft, ref, shape, is_wide)) for ref in (op.a, op.b))
             return _apply(op.operation, a, b)
         case View() if not is_wide:
             return _value(reading, op.x, False).reshape(op.shape)
         case Total() if not is_wide and not op.is_mean:
             axes = tuple(dim - 1 for dim in op.dims)
-            return np.add.reduce(_adding(_value(reading, op.x, False)), axis=axes, keepdims=op.keeps_dims)
+            summed: Array = np.sum(_adding(_value(reading, op.x, False)), axis=axes, keepdims=op.keeps_dims)
+            return summed
         case Linear() if not is_wide:
             return _small_layer(reading, op)
     raise NotACaseError(f"'{op.label}' isn't computed edge by edge in a kernel")
@@ -256,7 +267,7 @@ def _apply(function: str, a: Array, b: Array) -> Array:
     def both(x: Any, y: Any) -> Formula:
         return apply(function, _unwrapped(x), _unwrapped(y))
 
-    return np.frompyfunc(both, 2, 1)(a, b)  # type: ignore[no-any-return]
+    return np.frompyfunc(both, 2, 1)(a, b)
 
 
 def _mapped(array: Array, function: str, told: tuple[float, ...]) -> Array:
@@ -271,7 +282,7 @@ def _mapped(array: Array, function: str, told: tuple[float, ...]) -> Array:
                 return apply("mul", argument, argument)
         return apply(function, argument, told=told)
 
-    return np.frompyfunc(one, 1, 1)(array)  # type: ignore[no-any-return]
+    return np.frompyfunc(one, 1, 1)(array)
 
 
 def _times(x: Any, y: Any) -> Formula:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -79,7 +80,11 @@ class Generate:
             except NotACaseError as error:
                 yield Refusal(op.where, f"{op.label} with what makes its messages in one kernel", str(error))
                 continue
-            yield Match(op.where, f"{len(made.chain)} ops in one kernel, forward and backward", lambda m=made, g=gone: draft.replace(g, [m]))
+            yield Match(
+                op.where,
+                f"{len(made.chain)} ops in one kernel, forward and backward",
+                partial(draft.replace, gone, [made]),
+            )
 
 
 def _has_edge_work(draft: Draft, op: Propagate | Aggregate) -> bool:

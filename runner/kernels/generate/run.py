@@ -60,9 +60,13 @@ class EdgeKernel:
         given = [*operands, upstream.contiguous()]
         slots = self.description.slots
         found: list[Tensor | None] = [
-            torch.zeros_like(entry) if slot.needs_gradient else None for slot, entry in zip(slots, operands, strict=True)
+            torch.zeros_like(entry) if slot.needs_gradient else None
+            for slot, entry in zip(slots, operands, strict=True)
         ]
-        for name, graph in (("backward_destinations", self._adjacency), ("backward_sources", self._adjacency.transposed)):
+        for name, graph in (
+            ("backward_destinations", self._adjacency),
+            ("backward_sources", self._adjacency.transposed),
+        ):
             if name in self._walks:
                 walk = self._walks[name]
                 parts = self._run(walk, graph, given, found)
@@ -74,9 +78,18 @@ class EdgeKernel:
         num_parts = sum(self.description.channels if formula.is_wide else 1 for _, _, formula in walk.totals)
         csr = graph.csr
         parts = torch.zeros(csr.row_blocks.numel() - 1, num_parts, dtype=torch.float64)
-        argument = GraphArgument(*(None if part is None else part.data_ptr() for part in csr), csr.row_blocks.numel() - 1, graph.num_edges)
+        argument = GraphArgument(
+            *(None if part is None else part.data_ptr() for part in csr), csr.row_blocks.numel() - 1, graph.num_edges
+        )
         run = _function(self._source, walk.name, dtype, csr.indices.dtype)
-        run(ctypes.byref(argument), _pointers(given), _pointers(out), parts.data_ptr(), num_parts, torch.get_num_threads())
+        run(
+            ctypes.byref(argument),
+            _pointers(given),
+            _pointers(out),
+            parts.data_ptr(),
+            num_parts,
+            torch.get_num_threads(),
+        )
         return parts
 
     def _add_totals(self, walk: Walk, parts: Tensor, found: Sequence[Tensor | None]) -> None:
@@ -113,7 +126,7 @@ class _Generated(torch.autograd.Function):
         return kernel.forward(flat)
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, upstream: Tensor) -> Any:
         return None, *ctx.kernel.backward(ctx.saved_tensors, upstream)
 
 

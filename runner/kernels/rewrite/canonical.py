@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-
 from runner.kernels.opgraph import Aggregate, Call, EdgeApply, EdgeSoftmax, Op, OpGraph, Ref
 from runner.kernels.rewrite.draft import Draft, reading
 from runner.kernels.rewrite.ops import Binary, Concat, Drop, Dropout, Linear, Map, Total, TypedLinear, TypedOp, View
@@ -200,7 +199,7 @@ class _Reader:
         shape, rank = self.shape(ref), len(self.value.shape)
         if not self.draft.value(ref).dtype.is_floating_point:
             return False
-        return self.is_rows(ref) and len(shape) == rank or len(shape) < rank or shape[0] == 1
+        return (self.is_rows(ref) and len(shape) == rank) or len(shape) < rank or shape[0] == 1
 
     def _with_number(self, operation: str, a: Any, b: Any) -> TypedOp | None:
         x, number = (a, b) if isinstance(a, Ref) else (b, a)
@@ -224,6 +223,10 @@ def _simple(name: str) -> Typing:
     return lambda reader: reader.map(name)
 
 
+def _binary(operation: str) -> Typing:
+    return lambda reader: reader.binary(operation)
+
+
 _TYPED: dict[str, Typing] = {
     "linear": _Reader.linear,
     **dict.fromkeys(("matmul", "mm", "__matmul__"), _Reader.matmul),
@@ -240,7 +243,7 @@ _TYPED: dict[str, Typing] = {
     "silu": _simple("silu"),
     "softplus": _Reader.softplus,
     **dict.fromkeys(("pow", "__pow__", "pow_"), _Reader.power),
-    **{name: (lambda reader, operation=operation: reader.binary(operation))
+    **{name: _binary(operation)
        for operation in ("add", "sub", "mul", "div")
        for name in (operation, f"{operation}_", f"__{operation}__")},
     **dict.fromkeys(("true_divide", "__truediv__"), lambda reader: reader.binary("div")),
@@ -250,4 +253,3 @@ _TYPED: dict[str, Typing] = {
 }  # fmt: skip
 # calls whose result's rows are their first argument's, so that they tell of it what its rows are
 _BY_ROW = frozenset(_TYPED) - {"matmul", "mm", "__matmul__"} | {"batch_norm", "layer_norm", "matmul"}
-

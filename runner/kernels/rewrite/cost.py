@@ -51,7 +51,9 @@ def op_seconds(draft: Draft, op: Op, machine: Machine, stored: Stored, training:
         case SparseProduct():
             entries = stored(draft, op.x) * (1 + (0.5 if op.input_drop else 0))
             gathered = entries * (output.shape[1] * output.dtype.itemsize + 4) / machine.gathered_bytes_per_s
-            return machine.op_s + (2 if training else 1) * (gathered + _bytes(draft, op.outputs[0]) / machine.bytes_per_s)
+            return machine.op_s + (2 if training else 1) * (
+                gathered + _bytes(draft, op.outputs[0]) / machine.bytes_per_s
+            )
         case Propagate():
             return machine.op_s + passes * _gather_s(draft, op, machine, 1)
         case Attend():
@@ -86,5 +88,3 @@ def _edge_bytes(draft: Draft, op: Aggregate | EdgeApply | EdgeSoftmax) -> float:
 def _bytes(draft: Draft, ref: Ref) -> float:
     value = draft.value(ref)
     return math.prod(value.shape) * value.dtype.itemsize
-
-

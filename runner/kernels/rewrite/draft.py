@@ -90,7 +90,7 @@ class Draft:
         return self.new_value(value.space, value.shape if width is None else (value.shape[0], width), value.dtype)
 
     def replace(self, old: Sequence[Op], new: Sequence[Op], at_first: bool = False) -> None:
-        """Put new ops where the last (or the first) of the old ones was; what these made must be made by the new ones, or read by nobody."""
+        """Put new ops where the last (or the first) of the old ones was; what these made is made by the new ones, or read by nobody."""
         gone = {id(op) for op in old}
         places = [at for at, op in enumerate(self.ops) if id(op) in gone]
         place = places[0] if at_first else places[-1]
@@ -161,7 +161,9 @@ def reading(op: OpT, names: Mapping[int, Ref]) -> OpT:
 
     def replaced(given: Any) -> Any:
         return replace_leaves(
-            replace_leaves(given, Operand, lambda operand: dataclasses.replace(operand, ref=changed(operand.ref))), Ref, changed
+            replace_leaves(given, Operand, lambda operand: dataclasses.replace(operand, ref=changed(operand.ref))),
+            Ref,
+            changed,
         )
 
     fields = [field.name for field in dataclasses.fields(op) if field.name not in ("output", "outputs")]  # type: ignore[arg-type]

@@ -93,7 +93,7 @@ class TypedOp:
         """The values that it reads, in the order in which ``plain`` takes them."""
         raise AssertionError
 
-    def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:
+    def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:  # noqa: ARG002
         """Compute it in plain torch."""
         raise AssertionError
 
@@ -302,10 +302,15 @@ class Finishing(TypedOp):
         every = (*self.operands(), self.addend, self.addend_scale, self.bias)
         return tuple(ref for ref in every if ref is not None)
 
-    def fill(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor | None], Tensor | None, Tensor | None, Tensor | None]:
+    def fill(
+        self, tensors: Sequence[Tensor]
+    ) -> tuple[list[Tensor | None], Tensor | None, Tensor | None, Tensor | None]:
         """Return (operands, addend, addend_scale, bias) from the tensors that it reads, None for what is missing."""
         given = iter(tensors)
-        every = [None if ref is None else next(given) for ref in (*self.operands(), self.addend, self.addend_scale, self.bias)]
+        every = [
+            None if ref is None else next(given)
+            for ref in (*self.operands(), self.addend, self.addend_scale, self.bias)
+        ]
         return every[:-3], every[-3], every[-2], every[-1]
 
     def epilogue(self, tensors: Sequence[Tensor], seeds: Seeds) -> Epilogue:
@@ -406,7 +411,8 @@ class Attend(TypedOp):
         value, key, query, vector = (
             None if ref is None else next(given) for ref in (self.value, self.key_, self.query, self.vector)
         )
-        assert value is not None and query is not None
+        assert value is not None
+        assert query is not None
         if self.score == "gat":
             assert key is not None
             return value, key.reshape(key.shape[:2]), query.reshape(query.shape[:2]), None

@@ -69,8 +69,8 @@ class Rewritten:
 def rules_before(plan: Plan) -> list[Rule]:
     """The rules whose result every choice starts from."""
     rules: list[Rule] = [
-        Propagation(), MergeGathers(), HoistLinear(), SplitConcat(), HoistLinear(), MergeGathers(), ShiftOut(), PairsNotEdges(), FuseAttention(),
-        Generate(), ScoresAsProduct(), MergeEqual(), ShareProduct(),
+        Propagation(), MergeGathers(), HoistLinear(), SplitConcat(), HoistLinear(), MergeGathers(), ShiftOut(), PairsNotEdges(),
+        FuseAttention(), Generate(), ScoresAsProduct(), MergeEqual(), ShareProduct(),
     ]  # fmt: skip
     return [rule for rule in rules if rule.family not in plan.without]
 
@@ -137,8 +137,10 @@ class Search:
         if "sparse" not in plan.without:
             for weight in self._sparse_weights(plan):
                 options["sparse", weight] = [True, False]
-        for key, choices in [*options.items(), *options.items()]:
-            plan = min((_with(plan, key, choice) for choice in choices), key=lambda tried: self.rewrite(tried).predicted_s)
+        for at, choices in [*options.items(), *options.items()]:
+            plan = min(
+                (_with(plan, at, choice) for choice in choices), key=lambda tried: self.rewrite(tried).predicted_s
+            )
         return plan, options
 
     def _sparse_weights(self, plan: Plan) -> list[int]:
@@ -154,6 +156,4 @@ class Search:
 def _with(plan: Plan, key: tuple[str, int], choice: str | bool) -> Plan:
     kind, at = key
     changed = dict(getattr(plan, kind)) | {at: choice}
-    return replace(plan, **{kind: changed})
-
-
+    return replace(plan, order=changed) if kind == "order" else replace(plan, sparse=changed)

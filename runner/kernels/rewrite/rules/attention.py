@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from runner.kernels.opgraph import Aggregate, EdgeApply, EdgeSoftmax, Op, Ref
 from runner.kernels.rewrite.draft import Draft
@@ -33,7 +35,11 @@ class FuseAttention:
                 yield Refusal(op.where, "attention in one pass", found)
             else:
                 sink, attend = found
-                yield Match(op.where, f"{attend.label}: nothing of an edge's size is kept", lambda s=sink, a=attend: draft.replace([s], [a]))
+                yield Match(
+                    op.where,
+                    f"{attend.label}: nothing of an edge's size is kept",
+                    partial(draft.replace, [sink], [attend]),
+                )
 
 
 def _attention_of(draft: Draft, softmax: EdgeSoftmax) -> tuple[Op, Attend] | str:
@@ -71,7 +77,7 @@ def _weighted_sum(op: Op, weight: Ref) -> Ref | None:
     return None
 
 
-def _score(draft: Draft, logits: Ref, value: Ref) -> dict[str, object] | str:
+def _score(draft: Draft, logits: Ref, value: Ref) -> dict[str, Any] | str:
     """Return how a score is made, as fields of :class:`Attend`; or why it isn't one that a kernel makes."""
     op = _behind_views(draft, logits)
     if isinstance(op, Map) and op.function == "leaky_relu":
@@ -91,7 +97,7 @@ def _score(draft: Draft, logits: Ref, value: Ref) -> dict[str, object] | str:
     return f"its scores are made by '{op.label if op else 'an input'}', which no attention kernel has"
 
 
-def _gatv2(draft: Draft, op: Total, value: Ref) -> dict[str, object] | str:
+def _gatv2(draft: Draft, op: Total, value: Ref) -> dict[str, Any] | str:
     product = draft.producer(op.x)
     if op.dims != (2,) or op.is_mean or not isinstance(product, Binary) or product.operation != "mul":
         return "its scores are no product of each head with a vector"
@@ -136,9 +142,17 @@ class ScoresAsProduct:
             if not isinstance(op, Total) or op.dims != (2,) or op.is_mean or draft.value(op.output).space == "dense":
                 continue
             product = draft.producer(op.x)
-            if isinstance(product, Binary) and product.operation == "mul" and (found := _rows_and_vector(draft, product)):
+            if (
+                isinstance(product, Binary)
+                and product.operation == "mul"
+                and (found := _rows_and_vector(draft, product))
+            ):
                 rows, vector = found
-                yield Match(op.where, "scores of all heads: one narrow product", lambda op=op, r=rows, v=vector: _as_product(draft, op, r, v))
+                yield Match(
+                    op.where,
+                    "scores of all heads: one narrow product",
+                    partial(_as_product, draft, op, rows, vector),
+                )
 
 
 def _rows_and_vector(draft: Draft, product: Binary) -> tuple[Ref, Ref] | None:
@@ -165,5 +179,3 @@ def _as_product(draft: Draft, op: Total, rows: Ref, vector: Ref) -> None:
     else:
         made.append(Linear(output=op.output, where=op.where, x=rows, weight=matrix))
     draft.replace([op], made)
-
-

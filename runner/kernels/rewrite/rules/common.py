@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from runner.kernels.opgraph import Call, EdgeApply, EdgeSoftmax, Op, Ref
@@ -28,7 +29,11 @@ class MergeEqual:
                 continue
             known = first.setdefault(key, op)
             if known is not op and op.outputs[0] != draft.output:
-                yield Match(op.where, f"{op.label}: as at {known.where}", lambda op=op, known=known: _merge(draft, op, known.outputs[0]))
+                yield Match(
+                    op.where,
+                    f"{op.label}: as at {known.where}",
+                    partial(_merge, draft, op, known.outputs[0]),
+                )
 
 
 def _key(op: Op) -> Any:
@@ -57,7 +62,7 @@ class ShareProduct:
         for op in draft.ops:
             if isinstance(op, Linear) and op.bias is not None and (op.x, op.weight, op.is_turned) in bare:
                 other = bare[op.x, op.weight, op.is_turned]
-                yield Match(op.where, f"the product of {other.where}, and a bias", lambda op=op, o=other: _share(draft, op, o))
+                yield Match(op.where, f"the product of {other.where}, and a bias", partial(_share, draft, op, other))
 
 
 def _share(draft: Draft, op: Linear, other: Linear) -> None:
@@ -80,18 +85,28 @@ class StackNarrow:
     def find(self, draft: Draft) -> Iterator[Match | Refusal]:
         groups: dict[tuple[Ref, bool], list[Linear]] = {}
         for op in draft.ops:
-            if isinstance(op, Linear) and op.bias is None and op.grad and draft.value(op.output).space == "node" and _can_move(draft, op.weight):
+            if (
+                isinstance(op, Linear)
+                and op.bias is None
+                and op.grad
+                and draft.value(op.output).space == "node"
+                and _can_move(draft, op.weight)
+            ):
                 groups.setdefault((op.x, op.is_turned), []).append(op)
         for (x, _), group in groups.items():
             widths = [draft.value(op.output).shape[1] for op in group]
             if len(group) > 1 and sum(widths) <= _MOST_COLUMNS and x.index not in draft.is_fixed:
-                yield Match(group[0].where, f"{len(group)} narrow products of one value: one", lambda g=group: _stack(draft, g))
+                yield Match(
+                    group[0].where, f"{len(group)} narrow products of one value: one", partial(_stack, draft, group)
+                )
 
 
 def _can_move(draft: Draft, weight: Ref) -> bool:
     """Whether a weight is there from the beginning, or made of one that is."""
     op = draft.producer(weight)
-    return weight.index in draft.graph.leaves or (op is not None and all(ref.index in draft.graph.leaves for ref in op.reads()))
+    return weight.index in draft.graph.leaves or (
+        op is not None and all(ref.index in draft.graph.leaves for ref in op.reads())
+    )
 
 
 def _stack(draft: Draft, group: list[Linear]) -> None:
@@ -102,9 +117,17 @@ def _stack(draft: Draft, group: list[Linear]) -> None:
     stacked = draft.new_value("dense", shape, weight.dtype)
     product = draft.like(first.output, sum(widths))
     made: list[Op] = [
-        Stack(output=stacked, where=first.where, parts=tuple(op.weight for op in group), dim=0 if first.is_turned else 1),
+        Stack(
+            output=stacked, where=first.where, parts=tuple(op.weight for op in group), dim=0 if first.is_turned else 1
+        ),
         Linear(output=product, where=first.where, x=first.x, weight=stacked, is_turned=first.is_turned),
-        Split(output=first.output, where=first.where, x=product, widths=widths, others=tuple(op.output for op in group[1:])),
+        Split(
+            output=first.output,
+            where=first.where,
+            x=product,
+            widths=widths,
+            others=tuple(op.output for op in group[1:]),
+        ),
     ]
     weights = [made_by for op in group if (made_by := draft.producer(op.weight)) is not None]
     draft.replace([*weights, *group], [*weights, *made], at_first=True)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from runner.kernels.opgraph import Op, Ref
@@ -32,9 +33,9 @@ class Epilogue:
                 if isinstance(source, Finishing) and _has_room(source, fields):
                     joined = dataclasses.replace(source, output=op.outputs[0], **fields)
                     what = f"{op.label} in the store of {source.label}"
-                    yield Match(op.where, what, lambda op=op, s=source, j=joined: draft.replace([s, op], [j]))
+                    yield Match(op.where, what, partial(draft.replace, [source, op], [joined]))
                 elif (alone := _alone(draft, source, op, x, fields)) is not None:
-                    yield Match(op.where, f"{op.label} in one pass", lambda op=op, a=alone: draft.replace(*a))
+                    yield Match(op.where, f"{op.label} in one pass", partial(draft.replace, *alone))
 
 
 _Fields = dict[str, Any]
@@ -85,14 +86,16 @@ def _has_room(source: Finishing, fields: _Fields) -> bool:
     return "activation" in fields or source.bias is None
 
 
-def _alone(
-    draft: Draft, source: Op | None, op: Op, x: Ref, fields: _Fields
-) -> tuple[list[Op], list[Op]] | None:
+def _alone(draft: Draft, source: Op | None, op: Op, x: Ref, fields: _Fields) -> tuple[list[Op], list[Op]] | None:
     """A pass of its own behind a product, an attention or a sum of two values: (what goes, what comes)."""
     if "addend" in fields or not isinstance(source, Linear | Attend | View | Binary):
         return None
     shape = draft.value(x).shape
-    if isinstance(source, Binary) and source.operation == "add" and draft.value(source.a).shape == draft.value(source.b).shape == shape:
+    if (
+        isinstance(source, Binary)
+        and source.operation == "add"
+        and draft.value(source.a).shape == draft.value(source.b).shape == shape
+    ):
         joined = Finish(output=op.outputs[0], where=op.where, x=source.a, addend=source.b, **fields)
         return [source, op], [joined]
     return [op], [Finish(output=op.outputs[0], where=op.where, x=x, **fields)]
@@ -109,7 +112,7 @@ class ViewLast:
         for op in draft.ops:
             view = draft.producer(op.x) if isinstance(op, Map | Dropout) else None
             if isinstance(view, View) and isinstance(op, Map | Dropout) and draft.is_read_once(view.output):
-                yield Match(op.where, f"{op.label} before the view", lambda op=op, v=view: _swap(draft, op, v))
+                yield Match(op.where, f"{op.label} before the view", partial(_swap, draft, op, view))
 
 
 def _swap(draft: Draft, op: Map | Dropout, view: View) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from runner.kernels.opgraph import Aggregate, EdgeApply, EdgeSoftmax, Op, Ref
 from runner.kernels.rewrite.draft import Draft
@@ -39,9 +40,17 @@ class KeepFixed:
             elif all(ref.index in fixed for ref in op.reads()) and not (isinstance(op, TypedOp) and op.draws):
                 size = math.prod(draft.value(op.outputs[0]).shape) * draft.value(op.outputs[0]).dtype.itemsize
                 if size > self.most_bytes:
-                    yield Refusal(op.where, f"{op.label} kept", f"{format_bytes(size)} are more than {format_bytes(int(self.most_bytes))}")
+                    yield Refusal(
+                        op.where,
+                        f"{op.label} kept",
+                        f"{format_bytes(size)} are more than {format_bytes(int(self.most_bytes))}",
+                    )
                 else:
-                    yield Match(op.where, f"{op.label} of fixed values: once, {format_bytes(size)} kept", lambda op=op: _keep(draft, op))
+                    yield Match(
+                        op.where,
+                        f"{op.label} of fixed values: once, {format_bytes(size)} kept",
+                        partial(_keep, draft, op),
+                    )
 
 
 def _keep(draft: Draft, op: Op) -> None:
@@ -64,7 +73,7 @@ class SparseFirst:
     def find(self, draft: Draft) -> Iterator[Match | Refusal]:
         for op, _, _ in sparse_sites(draft):
             if self.plan.get(op.weight.index):
-                yield Match(op.where, "linear on stored features only", lambda op=op: _make_sparse(draft, op))
+                yield Match(op.where, "linear on stored features only", partial(_make_sparse, draft, op))
 
 
 def sparse_sites(draft: Draft) -> Iterator[tuple[Linear, Ref, Dropout | None]]:
@@ -93,5 +102,3 @@ def _make_sparse(draft: Draft, op: Linear) -> None:
         bias=op.bias,
     )
     draft.replace([op], [product])
-
-

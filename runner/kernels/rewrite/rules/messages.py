@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -29,7 +30,11 @@ class Propagation:
         for op in draft.ops:
             if isinstance(op, Aggregate) and op.grad and (operands := _operands(draft, op)):
                 x, weight = operands
-                yield Match(op.where, f"{op.label}: one pass, no messages", lambda op=op, x=x, w=weight: _propagate(draft, op, x, w))
+                yield Match(
+                    op.where,
+                    f"{op.label}: one pass, no messages",
+                    partial(_propagate, draft, op, x, weight),
+                )
 
 
 def _operands(draft: Draft, op: Aggregate) -> tuple[Ref, Ref | None] | None:
@@ -46,9 +51,7 @@ def _operands(draft: Draft, op: Aggregate) -> tuple[Ref, Ref | None] | None:
 
 
 def _propagate(draft: Draft, op: Aggregate, x: Ref, weight: Ref | None) -> None:
-    draft.replace(
-        [op], [Propagate(output=op.outputs[0], where=op.where, x=x, weight=weight, reduce=op.reduce)]
-    )
+    draft.replace([op], [Propagate(output=op.outputs[0], where=op.where, x=x, weight=weight, reduce=op.reduce)])
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,13 @@ class HoistLinear:
                 continue
             source = draft.producer(op.x)
             if isinstance(source, EdgeApply) and source.operation in ("add", "sub") and _ends(source) and source.grad:
-                yield Match(op.where, f"linear of {source.label}: on nodes, not edges", lambda op=op, s=source: _hoist(draft, op, s))
+                yield Match(
+                    op.where,
+                    f"linear of {source.label}: on nodes, not edges",
+                    partial(_hoist, draft, op, source),
+                )
             elif isinstance(source, EdgeApply) and source.operation == "copy" and source.operands[0].target != "e":
-                yield Match(op.where, "linear of a gathered row: on nodes", lambda op=op, s=source: _hoist(draft, op, s))
+                yield Match(op.where, "linear of a gathered row: on nodes", partial(_hoist, draft, op, source))
             elif isinstance(source, EdgeApply) and source.operation in ("mul", "div", "dot"):
                 yield Refusal(op.where, "linear of an edge value", f"{source.label} isn't linear in either end")
             elif isinstance(source, Call) and "norm" in source.label:
@@ -100,9 +107,13 @@ class SplitConcat:
 
     def find(self, draft: Draft) -> Iterator[Match | Refusal]:
         for op in draft.ops:
-            if isinstance(op, Linear) and isinstance(source := draft.producer(op.x), Concat):
-                if any(_is_worth_it(draft, part) for part in source.parts):
-                    yield Match(op.where, f"linear of {len(source.parts)} parts", lambda op=op, s=source: _split(draft, op, s))
+            source = draft.producer(op.x) if isinstance(op, Linear) else None
+            if (
+                isinstance(op, Linear)
+                and isinstance(source, Concat)
+                and any(_is_worth_it(draft, part) for part in source.parts)
+            ):
+                yield Match(op.where, f"linear of {len(source.parts)} parts", partial(_split, draft, op, source))
 
 
 def _is_worth_it(draft: Draft, part: Ref) -> bool:
@@ -122,9 +133,7 @@ def _split(draft: Draft, op: Linear, source: Concat) -> None:
         made.append(Part(output=piece, where=op.where, x=op.weight, begin=begin, end=begin + width, dim=dim))
         terms.append(draft.like(op.output))
         bias = op.bias if not begin else None
-        made.append(
-            Linear(output=terms[-1], where=op.where, x=part, weight=piece, bias=bias, is_turned=op.is_turned)
-        )
+        made.append(Linear(output=terms[-1], where=op.where, x=part, weight=piece, bias=bias, is_turned=op.is_turned))
         begin += width
     total = terms[0]
     for position, term in enumerate(terms[1:], 2):
@@ -144,11 +153,11 @@ class MergeGathers:
     def find(self, draft: Draft) -> Iterator[Match | Refusal]:
         for op in draft.ops:
             if isinstance(op, Map) and (copy := _gathered(draft, op.x)) is not None:
-                yield Match(op.where, f"{op.label} of a gathered row: on nodes", lambda op=op, c=copy: _map_first(draft, op, c))
+                yield Match(op.where, f"{op.label} of a gathered row: on nodes", partial(_map_first, draft, op, copy))
             elif isinstance(op, Binary) and draft.value(op.output).space == "edge":
                 a, b = _gathered(draft, op.a), _gathered(draft, op.b)
                 if a is not None and b is not None and draft.value(a.ref).shape == draft.value(b.ref).shape:
-                    yield Match(op.where, f"{op.label} of two gathered rows", lambda op=op, a=a, b=b: _meet(draft, op, a, b))
+                    yield Match(op.where, f"{op.label} of two gathered rows", partial(_meet, draft, op, a, b))
 
 
 def _gathered(draft: Draft, ref: Ref) -> Operand | None:
@@ -158,7 +167,9 @@ def _gathered(draft: Draft, ref: Ref) -> Operand | None:
 
 
 def _map_first(draft: Draft, op: Map, operand: Operand) -> None:
-    mapped = Map(output=draft.like(operand.ref), where=op.where, x=operand.ref, function=op.function, arguments=op.arguments)
+    mapped = Map(
+        output=draft.like(operand.ref), where=op.where, x=operand.ref, function=op.function, arguments=op.arguments
+    )
     draft.replace([op], [mapped, EdgeApply((op.output,), "copy", (Operand(mapped.output, operand.target),), op.where)])
 
 
@@ -184,7 +195,9 @@ class ShiftOut:
             terms = _terms(draft, op)
             if terms and sum(operand.target == "u" for _, operand in terms) == 1:
                 yield Match(
-                    op.where, f"{op.label}: the destination's share after it", lambda op=op, t=terms: _shift(draft, op, t)
+                    op.where,
+                    f"{op.label}: the destination's share after it",
+                    partial(_shift, draft, op, terms),
                 )
             elif op.reduce in ("max", "min") and any(operand.target == "e" for operand in op.operands):
                 reason = "its message isn't a source's row shifted by the destination's (R3)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from runner.kernels.opgraph import Op, Ref
 from runner.kernels.rewrite.draft import Draft, reading
@@ -51,7 +52,12 @@ class Site:
 def sites(draft: Draft) -> Iterator[Site]:
     """Yield the linear layers of nodes with propagations on either side that they can pass."""
     for op in draft.ops:
-        if isinstance(op, Linear) and op.grad and draft.value(op.output).space == "node" and draft.value(op.x).space == "node":
+        if (
+            isinstance(op, Linear)
+            and op.grad
+            and draft.value(op.output).space == "node"
+            and draft.value(op.x).space == "node"
+        ):
             out_of = region_from(draft, op.output) if op.bias is None else Region(op.output, (), op.output)
             site = Site(op, region_into(draft, op.x), out_of)
             if any(isinstance(inner, Propagate) for inner in (*site.into.ops, *site.out_of.ops)):
@@ -76,7 +82,7 @@ class Order:
             if order is not None and not site.is_ordered(order):
                 width_in, width_out = draft.value(site.linear.x).shape[1], draft.value(site.linear.output).shape[1]
                 what = f"{order}, {width_in} → {width_out} features"
-                yield Match(site.linear.where, what, lambda site=site, order=order: _move(draft, site, order))
+                yield Match(site.linear.where, what, partial(_move, draft, site, order))
         yield from _refusals(draft)
 
 

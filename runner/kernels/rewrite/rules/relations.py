@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from runner.kernels.opgraph import Aggregate, EdgeApply, Op, Ref
 from runner.kernels.rewrite.draft import Draft
@@ -31,18 +32,26 @@ class PairsNotEdges:
                 continue
             typed, scale = found
             source = draft.producer(typed.x)
-            is_gather = isinstance(source, EdgeApply) and source.operation == "copy" and source.operands[0].target == "u"
+            is_gather = (
+                isinstance(source, EdgeApply) and source.operation == "copy" and source.operands[0].target == "u"
+            )
             if op.reduce not in ("sum", "mean"):
-                yield Refusal(op.where, "a product for each relation and node", f"{op.reduce} doesn't commute with a product (R3)")
+                yield Refusal(
+                    op.where, "a product for each relation and node", f"{op.reduce} doesn't commute with a product (R3)"
+                )
             elif not is_gather or typed.types.index not in draft.constants:
-                yield Refusal(op.where, "a product for each relation and node", "its rows aren't the sources', or its relations change")
+                yield Refusal(
+                    op.where,
+                    "a product for each relation and node",
+                    "its rows aren't the sources', or its relations change",
+                )
             else:
                 assert isinstance(source, EdgeApply)
                 made = Relational(
                     output=op.outputs[0], where=op.where, x=source.operands[0].ref, weight=typed.weight, types=typed.types,
                     scale=scale, is_mean=op.reduce == "mean", order=_order(draft, typed),
                 )  # fmt: skip
-                yield Match(op.where, f"{made.label}, not for each edge", lambda op=op, m=made: draft.replace([op], [m]))
+                yield Match(op.where, f"{made.label}, not for each edge", partial(draft.replace, [op], [made]))
 
 
 def _typed(draft: Draft, ref: Ref) -> tuple[TypedLinear, Ref | None] | None:
@@ -65,5 +74,3 @@ def _order(draft: Draft, typed: TypedLinear) -> str:
     """Where fewer numbers are gathered: the narrower side goes along the edges."""
     _, width_in, width_out = draft.value(typed.weight).shape
     return "transform first" if width_out <= width_in else "propagate first"
-
-

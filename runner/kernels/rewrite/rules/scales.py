@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -28,7 +29,7 @@ class MeanAsScale:
     def find(self, draft: Draft) -> Iterator[Match | Refusal]:
         for op in draft.ops:
             if isinstance(op, Propagate) and op.reduce == "mean":
-                yield Match(op.where, "mean: a sum with a row scale", lambda op=op: _mean(draft, op))
+                yield Match(op.where, "mean: a sum with a row scale", partial(_mean, draft, op))
 
 
 def _mean(draft: Draft, op: Propagate) -> None:
@@ -51,12 +52,20 @@ class FoldScale:
                 continue
             source = draft.producer(factor[0])
             if isinstance(source, Propagate) and source.is_linear and draft.is_read_once(source.output):
-                yield Match(op.where, f"{op.label}: rows scaled in the propagation's store", lambda op=op, f=factor, s=source: _after(draft, op, f[1], s))
+                yield Match(
+                    op.where,
+                    f"{op.label}: rows scaled in the propagation's store",
+                    partial(_after, draft, op, factor[1], source),
+                )
                 continue
             readers = draft.readers(op.outputs[0])
             inside = [reader for reader in readers if isinstance(reader, Propagate) and _takes(reader, op.outputs[0])]
             if readers and len(inside) == len(readers) and op.outputs[0] != draft.output:
-                yield Match(op.where, f"{op.label}: columns scaled by the propagation", lambda op=op, f=factor, r=inside: _before(draft, op, f, r))
+                yield Match(
+                    op.where,
+                    f"{op.label}: columns scaled by the propagation",
+                    partial(_before, draft, factor, inside),
+                )
 
 
 def _factor(draft: Draft, op: Op) -> tuple[Ref, Tensor | float] | None:
@@ -80,11 +89,10 @@ def _takes(reader: Propagate, ref: Ref) -> bool:
 def _joined(draft: Draft, known: Ref | None, factor: Tensor | float) -> Ref:
     """A constant [N, 1] that is the product of a scale that is there and another."""
     degrees = draft.graph.adjacency.in_degrees
-    before = None if known is None else draft.constants[known.index].reshape(-1)
-    if before is None:
-        before = degrees.new_ones(degrees.shape, dtype=draft.values[0].dtype) if isinstance(factor, float) else 1.0
-    product = before * factor
-    assert isinstance(product, Tensor)
+    scale = degrees.new_ones(degrees.shape, dtype=draft.values[0].dtype)
+    if known is not None:
+        scale = draft.constants[known.index].reshape(-1)
+    product = scale * factor
     return draft.new_constant(product.reshape(-1, 1), "node")
 
 
@@ -93,7 +101,7 @@ def _after(draft: Draft, op: Op, factor: Tensor | float, source: Propagate) -> N
     draft.replace([source, op], [dataclasses.replace(source, output=op.outputs[0], row_scale=scale)])
 
 
-def _before(draft: Draft, op: Op, factor: tuple[Ref, Tensor | float], readers: list[Propagate]) -> None:
+def _before(draft: Draft, factor: tuple[Ref, Tensor | float], readers: list[Propagate]) -> None:
     for reader in readers:
         scale = _joined(draft, reader.col_scale, factor[1])
         draft.replace([reader], [dataclasses.replace(reader, x=factor[0], col_scale=scale)])
