@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from runner.kernels.lower import Executable
 from runner.kernels.opgraph import OpGraph
 from runner.kernels.ops.registry import launcher
 from runner.kernels.parameters import Epilogue
-from runner.kernels.strategy import Prepared, Program, Stopwatch
+from runner.kernels.strategy import Prepared, Program, Stopwatch, step_of, undisturbed
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,9 @@ class FusedAdaptive:
             features=lambda: features,
         )
         inner = self.fused.prepare(renumbered, lambda *given: adaptive_layout(plans, *given))
+        for training in (True, False):  # each product's kernels are chosen when it is first computed
+            with undisturbed(program.module, training):
+                watch.measure("select", step_of(renumbered, partial(inner, training=training), training=training))
         if not plans.report()["choices"]:
             raise UserError("no product of the model has fixed factors, so that density has nothing to choose")
         return PreparedFusedAdaptive(self.name, inner, plans, watch.seconds)
