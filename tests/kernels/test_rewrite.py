@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -25,17 +26,20 @@ from rewriting import (
     stored,
 )
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from runner.gnn.capture import capture
+from runner.gnn.models import build_model
 from runner.kernels.fused.invariants import Invariants
 from runner.kernels.fused.lower import executable
+from runner.kernels.lower import Executable
 from runner.kernels.opgraph import Aggregate, EdgeApply, EdgeSoftmax
 from runner.kernels.rewrite.canonical import canonical
 from runner.kernels.rewrite.cost import Machine
-from runner.kernels.rewrite.ops import Attend, Linear, Propagate, SparseProduct
-from runner.kernels.rewrite.search import FAMILIES, Search
-from runner.schema import RULE_FAMILIES
+from runner.kernels.rewrite.engine import apply_all
+from runner.kernels.rewrite.ops import Attend, GraphLinear, Linear, Propagate, SparseProduct
+from runner.kernels.rewrite.rules.order import sites
+from runner.kernels.rewrite.search import FAMILIES, Plan, Search, rules_before
+from runner.schema import RULE_FAMILIES, ModelConfig
 
 GRAPHS = [name for name in WEIRD if name not in ("one node, no edge", "one loop", "no edges")]
 WITHOUT_EDGES = ("GraphConv both", "SAGEConv mean", "GINConv", "APPNP", "GCN")  # what DGL itself can take
@@ -59,8 +63,6 @@ def test_the_best_programs_equal_the_module(case: str, name: str) -> None:
 
 
 def in_plain_of(graph: Any) -> Any:
-    from runner.kernels.lower import Executable
-
     return Executable(canonical(graph).finish())
 
 
@@ -229,8 +231,6 @@ def test_training_and_evaluation_share_what_is_equal() -> None:
 
 
 def test_both_orders_are_programs_and_equal() -> None:
-    module = nn.Sequential()
-    del module
     module, x = Plain(dgl.nn.GraphConv(WIDTH, 4, bias=False, allow_zero_in_degree=True)), features_of("random directed")
     expected = exact(module, "random directed")
     found = programs(captured(module, "random directed"), training=True, count=20)
@@ -244,21 +244,43 @@ def test_both_orders_are_programs_and_equal() -> None:
 def test_a_narrow_hidden_layer_is_transformed_where_fewer_numbers_travel() -> None:
     machine = Machine(op_s=0.0)
     for width, order in ((2, "transform first"), (40, "propagate first")):
-        module = nn.Module()
         module = Chain(width)
         search = Search(captured(module, "random symmetric"), machine, stored, training=True)
         (chosen,) = [found for key, found in search.best(1)[0].plan.order.items() if key]
         assert chosen == order
 
 
+@pytest.mark.parametrize("name", ["random directed", "hub", "duplicates and loops"])
+@pytest.mark.parametrize("back", ["propagate first", "transform first"])
+@pytest.mark.parametrize("order", ["propagate first", "transform first"])
+@pytest.mark.parametrize("norm", ["none", "both"])
+def test_the_backward_has_an_order_of_its_own(order: str, back: str, norm: str, name: str) -> None:
+    module, x = Chain(3, norm), features_of(name)
+    graph = captured(module, name)
+    search = Search(graph, Machine(), stored, training=True)
+    (site,) = sites(canonical_after_messages(graph))
+    found = search.rewrite(Plan(order={site.key: order}, back={site.linear.weight.index: back}))
+    joined = [op for op in found.draft.ops if isinstance(op, GraphLinear)]
+    assert len(joined) == (order != back)
+    expected = exact(module, name)
+    assert_close(answer(module, in_plain(found), x, False), expected, f"{order}, {back}, in torch")
+    assert_close(answer(module, on_kernels(found, x), x, False), expected, f"{order}, {back}, on kernels")
+
+
+def canonical_after_messages(graph: Any) -> Any:
+    draft = canonical(graph)
+    apply_all(rules_before(Plan()), draft)
+    return draft
+
+
 class Chain(nn.Module):
     """A hidden layer whose input is trained, then GraphConv."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, norm: str = "none") -> None:
         super().__init__()
         self.first, self.layer = (
             nn.Linear(WIDTH, 12),
-            dgl.nn.GraphConv(12, width, norm="none", bias=False, allow_zero_in_degree=True),
+            dgl.nn.GraphConv(12, width, norm=norm, bias=False, allow_zero_in_degree=True),
         )
 
     def forward(self, graph: Any, x: Tensor) -> Tensor:
@@ -267,11 +289,6 @@ class Chain(nn.Module):
 
 def test_rewriting_takes_little_time() -> None:
     """A guard against a rule that scans too much: the bound is ten times what was measured for ten layers."""
-    import time
-
-    from runner.gnn.models import build_model
-    from runner.schema import ModelConfig
-
     graph = captured(
         build_model(ModelConfig(name="gat", num_layers=10, hidden=3, heads=2), WIDTH, 3, "node"), "random directed"
     )
@@ -286,4 +303,3 @@ def test_a_derivation_tells_rule_place_and_effect() -> None:
     for words in ("T1 order", "graphconv.py:", "T4 scale", "T8 epilogue", "refused: input dropout"):
         assert words in text
     assert any(isinstance(op, Linear | SparseProduct) for op in found.draft.ops)
-    assert F.relu is not None

@@ -37,8 +37,8 @@ def spmm(
     kind = weighting(weight is not None, col_scale, num_heads, num_features)
     variant = {"REDUCE": REDUCE[reduce], "WEIGHTING": kind, "PLACES": int(with_places)}
     run = library.function("spmm", "spmm", **_types(x, csr), GROUP=group, VEC=vector, **variant)
-    _launch(
-        x.device, run, num_rows * group, min(slices, MAX_SLICES), *_graph(csr), pointer(x), x.stride(0), num_features,
+    launch(
+        x.device, run, num_rows * group, min(slices, MAX_SLICES), *graph_arguments(csr), pointer(x), x.stride(0), num_features,
         pointer(weight), num_heads, pointer(epilogue.row_scale), pointer(col_scale), pointer(epilogue.bias),
         *activation_of(epilogue), pointer(epilogue.addend), pointer(epilogue.addend_scale), pointer(y), pointer(places),
     )  # fmt: skip
@@ -50,7 +50,7 @@ def finish(x: Tensor, epilogue: Epilogue) -> Tensor:
     x = walkable(x)
     y = empty(*x.shape, like=x)
     run = library.function("elementwise", "finish", STORAGE=STORAGE[x.dtype], INDEX="int", GROUP=1, VEC=1)
-    _launch(
+    launch(
         x.device, run, x.numel(), 1, pointer(x), pointer(y), *x.shape, pointer(epilogue.bias), pointer(epilogue.addend),
         pointer(epilogue.addend_scale), *activation_of(epilogue), x.stride(0),
     )  # fmt: skip
@@ -66,7 +66,7 @@ def drop_entries(csr: Csr, values: Tensor | None, is_turned: bool, probability: 
         rows, columns = columns, rows
     out = empty(columns.numel(), like=columns, dtype=torch.float32)
     run = library.function("elementwise", "drop_entries", STORAGE="float", INDEX=INDEX[columns.dtype], GROUP=1, VEC=1)
-    _launch(
+    launch(
         columns.device, run, columns.numel(), 1, pointer(rows), pointer(columns), columns.numel(), pointer(values),
         float(probability), seed, pointer(out),
     )  # fmt: skip
@@ -77,7 +77,7 @@ def epilogue_backward(dy: Tensor, y: Tensor, epilogue: Epilogue) -> Tensor:
     """See the CPU's."""
     dz = empty(*y.shape, like=y)
     run = library.function("elementwise", "epilogue_backward", STORAGE=STORAGE[y.dtype], INDEX="int", GROUP=1, VEC=1)
-    _launch(y.device, run, y.numel(), 1, pointer(dy), pointer(y), *y.shape, *activation_of(epilogue), pointer(dz))
+    launch(y.device, run, y.numel(), 1, pointer(dy), pointer(y), *y.shape, *activation_of(epilogue), pointer(dz))
     return dz
 
 
@@ -90,8 +90,8 @@ def extremum_grad_x(
     dx = empty(num_rows, num_features, like=dy)
     group = group_of(num_features)
     run = library.function("extremum", "extremum_grad_x", **_types(dy, turned), GROUP=group, VEC=1)
-    _launch(
-        dy.device, run, num_rows * group, 1, *_graph(turned), pointer(entries), pointer(places), pointer(dy), num_features,
+    launch(
+        dy.device, run, num_rows * group, 1, *graph_arguments(turned), pointer(entries), pointer(places), pointer(dy), num_features,
         pointer(weight), 1 if weight is None else weight.shape[1], pointer(row_scale), pointer(col_scale), pointer(dx),
     )  # fmt: skip
     return dx
@@ -105,8 +105,9 @@ def extremum_grad_weight(
     dweight = empty(csr.indices.numel(), num_heads, like=dy)
     group = group_of(num_heads)
     run = library.function("extremum", "extremum_grad_weight", **_types(dy, csr), GROUP=group, VEC=1)
-    _launch(
-        dy.device, run, _num_rows(csr) * group, 1, *_graph(csr), pointer(places), pointer(dy), pointer(x), x.stride(0), dy.shape[1],
+    launch(
+        dy.device, run, _num_rows(csr) * group, 1, *graph_arguments(csr), pointer(places), pointer(dy), pointer(x),
+        x.stride(0), dy.shape[1],
         num_heads, pointer(row_scale), pointer(col_scale), pointer(dweight),
     )  # fmt: skip
     return dweight
@@ -120,8 +121,8 @@ def sddmm(csr: Csr, u: Tensor, v: Tensor, operation: str, num_heads: int) -> Ten
     group = group_of(num_features // num_heads if is_dot else num_features)
     operation_number = OPERATION[operation]
     run = library.function("sddmm", "sddmm", **_types(u, csr), GROUP=group, VEC=1, OPERATION=operation_number)
-    _launch(
-        u.device, run, _num_rows(csr) * (num_heads if is_dot else 1) * group, 1, *_graph(csr), pointer(u), u.stride(0), pointer(v),
+    launch(
+        u.device, run, _num_rows(csr) * (num_heads if is_dot else 1) * group, 1, *graph_arguments(csr), pointer(u), u.stride(0), pointer(v),
         v.stride(0), num_features, num_heads, pointer(out),
     )  # fmt: skip
     return out
@@ -133,7 +134,7 @@ def edge_softmax(csr: Csr, logits: Tensor) -> Tensor:
     group = group_of(_mean_degree(csr))
     run = library.function("softmax", "edge_softmax", **_types(logits, csr), GROUP=group, VEC=1)
     items = _num_rows(csr) * logits.shape[1]
-    _launch(logits.device, run, items * group, 1, *_rows_only(csr), pointer(logits), logits.shape[1], pointer(out))
+    launch(logits.device, run, items * group, 1, *_rows_only(csr), pointer(logits), logits.shape[1], pointer(out))
     return out
 
 
@@ -143,7 +144,7 @@ def edge_softmax_backward(csr: Csr, out: Tensor, dout: Tensor) -> Tensor:
     group = group_of(_mean_degree(csr))
     run = library.function("softmax", "edge_softmax_backward", **_types(out, csr), GROUP=group, VEC=1)
     items = _num_rows(csr) * out.shape[1]
-    _launch(
+    launch(
         out.device,
         run,
         items * group,
@@ -169,8 +170,9 @@ def gat(
     saved = (out, high, total, positive, positive_share)
     widths = _widths(value, csr)
     run = library.function("gat", "gat", **widths, KEEPS=int(keeps))
-    _launch(
-        value.device, run, num_rows * num_heads * int(widths["GROUP"]), 1, *_graph(csr), *map(pointer, (value, key, query)), num_heads,
+    launch(
+        value.device, run, num_rows * num_heads * int(widths["GROUP"]), 1, *graph_arguments(csr),
+        *map(pointer, (value, key, query)), num_heads,
         channels, *_gat_numbers(scoring), *map(pointer, saved),
     )  # fmt: skip
     return saved
@@ -188,13 +190,13 @@ def gat_backward(
     widths = _widths(value, turned)
     lanes = num_heads * int(widths["GROUP"])
     of_destinations = library.function("gat", "gat_backward_destinations", **widths, KEEPS=1)
-    _launch(
+    launch(
         value.device, of_destinations, query.shape[0] * lanes, 1, *map(pointer, (dout, out, total, positive, positive_share)),
         query.shape[0], *shape, float(scoring.slope), pointer(dot), pointer(dquery),
     )  # fmt: skip
     of_sources = library.function("gat", "gat_backward_sources", **widths, KEEPS=1)
-    _launch(
-        value.device, of_sources, value.shape[0] * lanes, 1, *_graph(turned), *map(pointer, operands), *shape,
+    launch(
+        value.device, of_sources, value.shape[0] * lanes, 1, *graph_arguments(turned), *map(pointer, operands), *shape,
         *_gat_numbers(scoring), *map(pointer, (dout, high, total, dot, dvalue, dkey)),
     )  # fmt: skip
     return dvalue, dkey, dquery
@@ -210,8 +212,9 @@ def attention(
     total = empty(num_rows, num_heads, like=high)
     variant = _attention_variant(value, csr, scoring)
     run = library.function("attention", "attention", **variant)
-    _launch(
-        value.device, run, num_rows * num_heads * int(variant["GROUP"]), 1, *_graph(csr), pointer(value), pointer(key), pointer(query),
+    launch(
+        value.device, run, num_rows * num_heads * int(variant["GROUP"]), 1, *graph_arguments(csr),
+        pointer(value), pointer(key), pointer(query),
         pointer(vector), num_heads, channels, *_told(scoring), pointer(out), pointer(high), pointer(total),
     )  # fmt: skip
     return out, high, total
@@ -233,10 +236,10 @@ def attention_backward_sources(
     group = int(variant["GROUP"])
     dots = library.function("attention", "attention_dots", **variant)
     shape = (out.shape[0], num_heads, channels)
-    _launch(value.device, dots, out.shape[0] * num_heads * group, 1, pointer(out), pointer(dout), *shape, pointer(dot))
+    launch(value.device, dots, out.shape[0] * num_heads * group, 1, pointer(out), pointer(dout), *shape, pointer(dot))
     run = library.function("attention", "attention_backward_sources", **variant)
-    _launch(
-        value.device, run, value.shape[0] * num_heads * group, 1, *_graph(turned), pointer(value), pointer(key), pointer(query),
+    launch(
+        value.device, run, value.shape[0] * num_heads * group, 1, *graph_arguments(turned), pointer(value), pointer(key), pointer(query),
         pointer(vector), num_heads, channels, *_told(scoring), pointer(dout), pointer(high), pointer(total), pointer(dot),
         pointer(dscore), pointer(dvalue), pointer(dkey),
     )  # fmt: skip
@@ -253,8 +256,8 @@ def attention_backward_destinations(
     parts = empty(num_parts, num_heads, channels, like=dscore, dtype=torch.float64)
     variant = _attention_variant(value, csr, scoring)
     run = library.function("attention", "attention_backward_destinations", **variant)
-    _launch(
-        value.device, run, num_parts * num_heads * int(variant["GROUP"]), 1, *_graph(csr), pointer(value), pointer(query),
+    launch(
+        value.device, run, num_parts * num_heads * int(variant["GROUP"]), 1, *graph_arguments(csr), pointer(value), pointer(query),
         pointer(vector), num_heads, channels, float(scoring.slope), pointer(dscore), pointer(dquery), pointer(parts), num_parts,
     )  # fmt: skip
     return dquery, parts.sum(0).to(vector.dtype)
@@ -272,13 +275,18 @@ def _widths(value: Tensor, csr: Csr) -> dict[str, str | int]:
     return {**_types(value, csr), "GROUP": group, "VEC": 1, "CHUNKS": chunks}
 
 
-def _launch(
+def launch(
     device: torch.device, run: library.Launch, num_threads: int, num_slices: int, *arguments: int | float
 ) -> None:
     """Run a kernel with about a lane for each unit of work; nothing to do, nothing launched."""
     if num_threads:
         grid = (min(-(-num_threads // _THREADS), MAX_BLOCKS), num_slices)
         run(grid, (_THREADS,), arguments, device)
+
+
+def groups_of(num_groups: int, group: int) -> int:
+    """Return how many groups of lanes a launch for ``num_groups`` has: whole blocks of them."""
+    return min(-(-num_groups * group // _THREADS), MAX_BLOCKS) * _THREADS // group
 
 
 def group_of(wanted: int) -> int:
@@ -314,7 +322,8 @@ def _num_rows(csr: Csr) -> int:
     return csr.indptr.numel() - 1
 
 
-def _graph(csr: Csr) -> tuple[int, int, int, int]:
+def graph_arguments(csr: Csr) -> tuple[int, int, int, int]:
+    """What kernels are told of a graph."""
     return csr.indptr.data_ptr(), csr.indices.data_ptr(), pointer(csr.entry_ids), _num_rows(csr)
 
 

@@ -31,8 +31,15 @@ _compile_s = 0.0
 
 def source_text(name: str) -> str:
     """Return a .cu source with its includes in their places: CuPy's cache knows a source by its text alone."""
-    text = (_SOURCES / f"{name}.cu").read_text()
-    return re.sub(r'#include "(\w+\.cuh)"', lambda found: (_SOURCES / found.group(1)).read_text(), text)
+    return with_includes((_SOURCES / f"{name}.cu").read_text())
+
+
+def with_includes(text: str) -> str:
+    """Return a source with its includes in their places, theirs too."""
+    found = re.search(r'#include "(\w+\.cuh)"', text)
+    if found is None:
+        return text
+    return with_includes(text[: found.start()] + (_SOURCES / found.group(1)).read_text() + text[found.end() :])
 
 
 def options(defines: dict[str, str | int]) -> tuple[str, ...]:
@@ -40,15 +47,15 @@ def options(defines: dict[str, str | int]) -> tuple[str, ...]:
     return ("-std=c++17", *(f"-D{name}={value}" for name, value in sorted(defines.items())))
 
 
-def compile_for(name: str, defines: dict[str, str | int], architecture: str) -> bytes:
-    """Compile a source for an architecture (``sm_90``) and return the cubin; needs NVRTC, no GPU.
+def compile_for(name: str, defines: dict[str, str | int], architecture: str, text: str | None = None) -> bytes:
+    """Compile a source (``text``, where it was generated) for an architecture (``sm_90``) and return the cubin; needs NVRTC, no GPU.
 
     Raises:
         Exception: NVRTC's, with its log.
     """
     from cupy_backends.cuda.libs import nvrtc
 
-    program = nvrtc.createProgram(source_text(name), f"{name}.cu", (), ())
+    program = nvrtc.createProgram(source_text(name) if text is None else with_includes(text), f"{name}.cu", (), ())
     try:
         nvrtc.compileProgram(program, (f"-arch={architecture}", *options(defines)))
         return nvrtc.getCUBIN(program)
@@ -57,8 +64,10 @@ def compile_for(name: str, defines: dict[str, str | int], architecture: str) -> 
 
 
 @cache
-def function(source: str, name: str, **defines: str | int) -> Launch:
+def function(source: str, name: str, text: str | None = None, **defines: str | int) -> Launch:
     """Return a kernel of a source, built for these macros; it runs on a tensor's device, on torch's current stream there.
+
+    ``text`` is the source itself, where it was generated.
 
     Call it once before capturing a CUDA graph: loading a module is not allowed during capture.
     """
@@ -71,7 +80,7 @@ def function(source: str, name: str, **defines: str | int) -> Launch:
         device = torch.cuda.current_device() if where.index is None else where.index
         with cupy.cuda.Device(device):
             if device not in loaded:
-                loaded[device] = _load(cupy, source, name, defines)
+                loaded[device] = _load(cupy, source, name, defines, text)
             stream = cupy.cuda.ExternalStream(torch.cuda.current_stream(device).cuda_stream, device)
             with stream:
                 loaded[device](grid, block, arguments)
@@ -103,10 +112,10 @@ def is_available() -> bool:
     return True
 
 
-def _load(cupy: Any, source: str, name: str, defines: dict[str, str | int]) -> Any:
+def _load(cupy: Any, source: str, name: str, defines: dict[str, str | int], text: str | None = None) -> Any:
     global _compile_s
     start = time.perf_counter()
-    module = cupy.RawModule(code=source_text(source), options=options(defines))
+    module = cupy.RawModule(code=source_text(source) if text is None else with_includes(text), options=options(defines))
     kernel = module.get_function(name)
     _compile_s += time.perf_counter() - start
     return kernel

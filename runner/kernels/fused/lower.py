@@ -14,7 +14,7 @@ from torch import Tensor
 
 from runner.kernels import native
 from runner.kernels.fused.invariants import Invariants, expression
-from runner.kernels.fused.products import FixedMatrix, SparseMatrix, finished, sparse_product
+from runner.kernels.fused.products import FixedMatrix, SparseMatrix, finished, graph_linear, sparse_product
 from runner.kernels.fused.relations import Pairs, relational
 from runner.kernels.generate.op import EdgeReduce
 from runner.kernels.generate.run import EdgeKernel, generated
@@ -26,7 +26,16 @@ from runner.kernels.ops.checks import DTYPES
 from runner.kernels.parameters import Epilogue
 from runner.kernels.rewrite.draft import Draft
 from runner.kernels.rewrite.legality import is_scale
-from runner.kernels.rewrite.ops import Attend, Dropout, Finish, Propagate, Relational, SparseProduct, TypedOp
+from runner.kernels.rewrite.ops import (
+    Attend,
+    Dropout,
+    Finish,
+    GraphLinear,
+    Propagate,
+    Relational,
+    SparseProduct,
+    TypedOp,
+)
 from runner.kernels.seeds import Seeds
 
 Layout = Callable[..., FixedMatrix]
@@ -85,13 +94,15 @@ class Lowering:
                 return None
             case Propagate():
                 return self._propagate(op)
+            case GraphLinear():
+                return self._graph_linear(op)
             case Finish() | Dropout() if len(self._draft.value(op.output).shape) > 1:
                 return self._finish(op)
             case Attend():
                 return self._attend(op)
             case Relational():
                 return self._relational(op)
-            case EdgeReduce() if self._draft.graph.adjacency.device.type == "cpu":
+            case EdgeReduce():
                 return self._generated(op)
             case TypedOp():
                 return None
@@ -130,25 +141,47 @@ class Lowering:
 
         return run
 
-    def _propagate(self, op: Propagate) -> Kernel:
+    def _matrix(
+        self, op: Propagate | GraphLinear, factors: tuple[Ref | None, ...], is_mean: bool = False
+    ) -> Callable[[], FixedMatrix]:
+        """The layout of a propagation with fixed factors (weight, row scale, column scale), made when it is first asked for."""
         draft, adjacency = self._draft, self._draft.graph.adjacency
-        is_fixed = op.weight is None or (op.weight.index in draft.constants and is_scale(draft, op.weight))
-        if op.reduce not in ("sum", "mean") or not is_fixed:
-            return self._propagate_by_op(op)
-        factors = [None if ref is None else draft.constants[ref.index].reshape(-1) for ref in op.operands()[1:]]
-        weight, row_scale, col_scale = factors
+        weight, row_scale, col_scale = (
+            None if ref is None else draft.constants[ref.index].reshape(-1) for ref in factors
+        )
         dtype = draft.value(op.output).dtype
-        if op.reduce == "mean":
+        if is_mean:
             mean = adjacency.mean_scale(dtype)
             row_scale = mean if row_scale is None else mean * row_scale
         key: Hashable = (
-            "matrix", op.reduce, dtype, *(None if ref is None else expression(draft, ref) for ref in op.operands()[1:]),
-        )  # fmt: skip
+            "matrix",
+            is_mean,
+            dtype,
+            *(None if ref is None else expression(draft, ref) for ref in factors),
+        )
+        return lambda: self._invariants.layout(
+            key, lambda: self._layout(adjacency, weight, row_scale, col_scale, dtype)
+        )
+
+    def _propagate(self, op: Propagate) -> Kernel:
+        is_fixed = op.weight is None or (op.weight.index in self._draft.constants and is_scale(self._draft, op.weight))
+        if op.reduce not in ("sum", "mean") or not is_fixed:
+            return self._propagate_by_op(op)
+        matrix = self._matrix(op, op.operands()[1:], op.reduce == "mean")
 
         def run(resolve: Resolve) -> Tensor:
-            matrix = self._invariants.layout(key, lambda: self._layout(adjacency, weight, row_scale, col_scale, dtype))
             tensors = [*map(resolve, op.reads())]
-            return finished(tensors[0], op.epilogue(tensors, self._seeds), matrix)
+            return finished(tensors[0], op.epilogue(tensors, self._seeds), matrix())
+
+        return run
+
+    def _graph_linear(self, op: GraphLinear) -> Kernel:
+        matrix = self._matrix(op, op.operands()[2:])
+
+        def run(resolve: Resolve) -> Tensor:
+            tensors = [*map(resolve, op.reads())]
+            x, weight = tensors[:2]
+            return graph_linear(x, weight, op.is_turned, matrix(), op.order, op.back, op.epilogue(tensors, self._seeds))
 
         return run
 

@@ -166,6 +166,47 @@ class _Finished(torch.autograd.Function):
         return dx if needs_x else None, daddend, dscale, dz.sum(0) if needs_bias else None, None, None
 
 
+def graph_linear(
+    x: Tensor, weight: Tensor, is_turned: bool, matrix: FixedMatrix, order: str, back: str, epilogue: Epilogue
+) -> Tensor:
+    """Return the epilogue of ``A x W``, [N, Fo]; differentiable in x and W, and what the epilogue reads.
+
+    Args:
+        x: [N, Fi].
+        weight: W [Fi, Fo], or [Fo, Fi] where ``is_turned``.
+        is_turned: how W is stored.
+        matrix: A.
+        order, back: of the forward and the backward, as :class:`~runner.kernels.rewrite.ops.GraphLinear` has them.
+        epilogue: what follows.
+    """
+    product: Tensor = _GraphLinear.apply(x, weight.t() if is_turned else weight, matrix, order, back)
+    is_bare = epilogue.is_linear and epilogue.bias is None and epilogue.addend is None
+    return product if is_bare else finished(product, epilogue)
+
+
+class _GraphLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, matrix: FixedMatrix, order: str, back: str) -> Tensor:
+        ctx.matrix, ctx.back = matrix, back
+        propagated = matrix.forward.times(x) if order == "propagate first" else None
+        keeps = (
+            propagated if back == "propagate first" else None
+        )  # A x, where the backward multiplies by it and it is there
+        ctx.save_for_backward(x if keeps is None else None, keeps, weight)
+        return matrix.forward.times(x @ weight) if propagated is None else propagated @ weight
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, propagated, weight = ctx.saved_tensors
+        dy = dy.contiguous()
+        if ctx.back == "transform first":
+            shared = ctx.matrix.backward.times(dy)
+            return shared @ weight.t(), x.t() @ shared, None, None, None
+        if propagated is None:
+            propagated = ctx.matrix.forward.times(x)
+        return ctx.matrix.backward.times(dy @ weight.t()), propagated.t() @ dy, None, None, None
+
+
 @dataclass(frozen=True)
 class SparseMatrix:
     """Fixed features [N, Fi] that are mostly 0: theirs and their transpose's entries.

@@ -10,59 +10,10 @@ Legend: N rows, E edges, K leading dimensions of a message, C channels.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from runner.kernels.generate.description import Description
-from runner.kernels.generate.expressions import Formula, gradients, in_order, operand
-
-
-@dataclass(frozen=True)
-class Walk:
-    """What a kernel computes while it walks the edges of each row.
-
-    Attributes:
-        name: of the function.
-        near: the end whose row is walked: u or v.
-        sums: wide formulas that are summed over a row's edges: the result, or the gradient of a wide operand of the near end.
-        small_sums: small formulas likewise, (slot, index, formula).
-        per_edge: (slot, index, formula): gradients of edge operands.
-        totals: (slot, index, formula): gradients of weights, summed over all edges.
-    """
-
-    name: str
-    near: str
-    sums: tuple[tuple[int, int, Formula], ...] = ()
-    small_sums: tuple[tuple[int, int, Formula], ...] = ()
-    per_edge: tuple[tuple[int, int, Formula], ...] = ()
-    totals: tuple[tuple[int, int, Formula], ...] = ()
-
-    def formulas(self) -> list[Formula]:
-        """All that it computes of an edge."""
-        return [entry[2] for group in (self.sums, self.small_sums, self.per_edge, self.totals) for entry in group]
-
-
-def walks(description: Description) -> list[Walk]:
-    """Return the forward and, for the operands that need gradients, the walks of the backward; slot -1 is the result, or its gradient."""
-    message = description.message
-    forward = Walk("forward", "v", sums=tuple((-1, index, formula) for index, formula in enumerate(message)))
-    upstream = [operand(len(description.slots), index, True) for index in range(len(message))]
-    found = gradients(zip(message, upstream, strict=True))
-    by_target: dict[str, list[tuple[int, int, Formula]]] = {"u": [], "v": [], "e": [], "w": []}
-    for formula, gradient in found.items():
-        slot, index = (int(told) for told in formula.told)
-        if slot < len(description.slots) and description.slots[slot].needs_gradient:
-            by_target[description.slots[slot].target].append((slot, index, gradient))
-    wide = {formula.told: formula.is_wide for formula in found}
-
-    def part(target: str, is_wide: bool) -> tuple[tuple[int, int, Formula], ...]:
-        return tuple(entry for entry in by_target[target] if wide[(entry[0], entry[1])] == is_wide)
-
-    def both(target: str) -> tuple[tuple[int, int, Formula], ...]:
-        return (*part(target, True), *part(target, False))
-
-    there = Walk("backward_destinations", "v", part("v", True), part("v", False), both("e"), both("w"))
-    back = Walk("backward_sources", "u", part("u", True), part("u", False))
-    return [forward, *(walk for walk in (there, back) if walk.formulas())]
+from runner.kernels.generate.expressions import Formula, in_order
+from runner.kernels.generate.walks import OPERATORS, Term, Walk, told_of, walks
 
 
 def source(description: Description) -> str:
@@ -111,7 +62,7 @@ class _Writer:
 
     def _before_rows(self) -> Iterator[str]:
         for formula in self._operands(wide=False, target="w"):
-            slot, index = _told(formula)
+            slot, index = told_of(formula)
             yield f"const A {self.names[formula]} = value(in[{slot}] + {index});"
         for at, (_, _, formula) in enumerate(self.walk.totals):
             yield f"Vector total{at}[NV] = {{}};" if formula.is_wide else f"Edges total{at} = {{}};"
@@ -130,7 +81,7 @@ class _Writer:
         for slot in self._slots(self.walk.near):
             yield f"const S* near{slot} = in[{slot}] + row * {self.widths[slot]};"
         for formula in self._operands(wide=False, target=self.walk.near):
-            slot, index = _told(formula)
+            slot, index = told_of(formula)
             yield f"const A {self.names[formula]} = value(near{slot} + {index});"
         for at in range(len(self.walk.sums)):
             yield f"Vector sum{at}[NV] = {{}};"
@@ -176,7 +127,7 @@ class _Writer:
             )
             yield "}"
 
-    def _take(self, entry: tuple[int, int, Formula]) -> str:
+    def _take(self, entry: Term) -> str:
         """What is done with a small result of a vector of edges."""
         slot, index, _ = entry
         if entry in self.walk.small_sums:
@@ -200,7 +151,7 @@ class _Writer:
         if formula.function == "sum":
             return f"load<kEdges>(up[{self.up.index(formula)}] + k)"
         if formula.function == "operand":
-            slot, index = _told(formula)
+            slot, index = told_of(formula)
             if self.targets[slot] == "e":
                 return f"gather_edges(count - k, graph->edge_ids, first + k, in[{slot}] + {index}, {self.widths[slot]})"
             return f"gather(count - k, indices + k, in[{slot}] + {index}, {self.widths[slot]})"
@@ -222,7 +173,7 @@ class _Writer:
                 yield f"for (int v = 0; v < NV; ++v) total{at}[v] += total_part{at}[v];"
 
     def _edge(self) -> Iterator[str]:
-        far = self._slots("u" if self.walk.near == "v" else "v")
+        far = self._slots(self.walk.far)
         if far:
             yield "if (first + k + kPrefetchAhead < graph->num_entries) {"
             for slot in far:
@@ -266,7 +217,7 @@ class _Writer:
     def _wide(self, formula: Formula) -> str:
         if formula.function != "operand":
             return self._call(formula, "W", [self._lane(argument, "Vector") for argument in formula.arguments])
-        slot, index = _told(formula)
+        slot, index = told_of(formula)
         target = self.targets[slot]
         row = {"e": f"edge{slot}", "w": f"in[{slot}]"}.get(
             target, f"near{slot}" if target == self.walk.near else f"far{slot}"
@@ -276,8 +227,8 @@ class _Writer:
     # --- words ---------------------------------------------------------------------------------------------------------
 
     def _call(self, formula: Formula, width: str, arguments: list[str]) -> str:
-        if formula.function in _OPERATORS:
-            return _OPERATORS[formula.function].format(*arguments)
+        if formula.function in OPERATORS:
+            return OPERATORS[formula.function].format(*arguments)
         told = [f"A({number!r})" for number in formula.told]
         return f"{formula.function}_of<{width}>({', '.join([*arguments, *told])})"
 
@@ -314,14 +265,6 @@ class _Writer:
 
     def _out_width(self, slot: int) -> int:
         return self.widths[slot]
-
-
-_OPERATORS = {"add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "div": "({} / {})", "neg": "(-{})"}
-
-
-def _told(formula: Formula) -> tuple[int, int]:
-    slot, index = formula.told
-    return int(slot), int(index)
 
 
 def _in(lines: Iterable[str]) -> Iterator[str]:

@@ -5,32 +5,17 @@ Legend: N nodes, E edges, C channels.
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from runner.kernels.adjacency import Adjacency
-from runner.kernels.cpu import build
-from runner.kernels.cpu.library import INDEX_TYPES, prepared
-from runner.kernels.cpu.memory import empty
-from runner.kernels.generate import cpp
-from runner.kernels.generate.cpp import Walk
 from runner.kernels.generate.description import Description
-from runner.kernels.launching import STORAGE
-
-
-class GraphArgument(ctypes.Structure):
-    """The layout of ``Graph`` in generated.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("indptr", "indices", "edge_ids", "blocks")),
-        *((name, ctypes.c_int64) for name in ("num_blocks", "num_entries")),
-    )
+from runner.kernels.generate.walks import Walk, walks
 
 
 class EdgeKernel:
@@ -38,8 +23,9 @@ class EdgeKernel:
 
     def __init__(self, description: Description, adjacency: Adjacency) -> None:
         self.description, self._adjacency = description, adjacency
-        self._walks = {walk.name: walk for walk in cpp.walks(description)}
-        self._source = cpp.source(description)
+        self._walks = {walk.name: walk for walk in walks(description)}
+        self._backend = _backend(adjacency.device)
+        self._source = self._backend.source(description)
 
     def __call__(self, operands: Sequence[Tensor]) -> Tensor:
         """Return the result [N, K · C] from the operands, one a slot; differentiable in those that need it."""
@@ -49,7 +35,7 @@ class EdgeKernel:
     def forward(self, operands: Sequence[Tensor]) -> Tensor:
         """Compute the result [N, K · C]."""
         width = len(self.description.message) * self.description.channels
-        out = empty(self._adjacency.num_dst, width, dtype=operands[0].dtype)
+        out: Tensor = self._backend.new(self._adjacency.num_dst, width, operands[0])
         self._run(self._walks["forward"], self._adjacency, operands, [out])
         return out
 
@@ -74,22 +60,7 @@ class EdgeKernel:
         return found
 
     def _run(self, walk: Walk, graph: Adjacency, given: Sequence[Tensor], out: Sequence[Tensor | None]) -> Tensor:
-        dtype = given[0].dtype
-        num_parts = sum(self.description.channels if formula.is_wide else 1 for _, _, formula in walk.totals)
-        csr = graph.csr
-        parts = torch.zeros(csr.row_blocks.numel() - 1, num_parts, dtype=torch.float64)
-        argument = GraphArgument(
-            *(None if part is None else part.data_ptr() for part in csr), csr.row_blocks.numel() - 1, graph.num_edges
-        )
-        run = _function(self._source, walk.name, dtype, csr.indices.dtype)
-        run(
-            ctypes.byref(argument),
-            _pointers(given),
-            _pointers(out),
-            parts.data_ptr(),
-            num_parts,
-            torch.get_num_threads(),
-        )
+        parts: Tensor = self._backend.run(self._source, walk, self.description, graph, given, out)
         return parts
 
     def _add_totals(self, walk: Walk, parts: Tensor, found: Sequence[Tensor | None]) -> None:
@@ -103,18 +74,15 @@ class EdgeKernel:
             at += width
 
 
-def _pointers(tensors: Sequence[Tensor | None]) -> Any:
-    return (ctypes.c_void_p * max(len(tensors), 1))(*(None if entry is None else entry.data_ptr() for entry in tensors))
+def _backend(device: torch.device) -> ModuleType:
+    """The module that runs kernels on a device."""
+    if device.type == "cuda":
+        from runner.kernels.generate import on_cuda  # CuPy is there only where there is a GPU
 
+        return on_cuda
+    from runner.kernels.generate import on_cpu
 
-@lru_cache(1024)
-def _function(source: str, name: str, dtype: torch.dtype, index_dtype: torch.dtype) -> Any:
-    library = build.load("generated", source, STORAGE=STORAGE[dtype], INDEX=INDEX_TYPES[index_dtype])
-    found = getattr(prepared(library), name)
-    pointer = ctypes.c_void_p
-    found.argtypes = [pointer, pointer, pointer, pointer, ctypes.c_int64, ctypes.c_int]
-    found.restype = None
-    return found
+    return on_cpu
 
 
 class _Generated(torch.autograd.Function):

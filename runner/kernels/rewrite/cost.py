@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from runner.kernels.opgraph import Aggregate, EdgeApply, EdgeSoftmax, Op, Ref
 from runner.kernels.rewrite.draft import Draft
-from runner.kernels.rewrite.ops import Attend, Linear, Propagate, SparseProduct, View
+from runner.kernels.rewrite.ops import Attend, GraphLinear, Linear, Propagate, SparseProduct, View
 
 Stored = Callable[[Draft, Ref], float]  # how many entries of a fixed value aren't 0
 
@@ -48,6 +48,8 @@ def op_seconds(draft: Draft, op: Op, machine: Machine, stored: Stored, training:
     match op:
         case Linear():
             return machine.op_s + passes * _product_s(draft, op, machine)
+        case GraphLinear():
+            return machine.op_s + _graph_linear_s(draft, op, machine, len(grads))
         case SparseProduct():
             entries = stored(draft, op.x) * (1 + (0.5 if op.input_drop else 0))
             gathered = entries * (output.shape[1] * output.dtype.itemsize + 4) / machine.gathered_bytes_per_s
@@ -71,6 +73,26 @@ def _product_s(draft: Draft, op: Linear, machine: Machine) -> float:
     depth = draft.value(op.x).shape[-1]
     moved = sum(_bytes(draft, ref) for ref in (op.x, op.weight, op.output))
     return max(2.0 * rows * depth * width / machine.flops_per_s, moved / machine.bytes_per_s)
+
+
+def _graph_linear_s(draft: Draft, op: GraphLinear, machine: Machine, num_grads: int) -> float:
+    """Products and propagations of both directions, each at the width that its order has; A x once more where a backward needs it anew."""
+    nodes, depth, width = *draft.value(op.x).shape, draft.value(op.output).shape[1]
+    widths = {"propagate first": depth, "transform first": width}
+    product = max(
+        2.0 * nodes * depth * width / machine.flops_per_s, 4.0 * nodes * (depth + width) / machine.bytes_per_s
+    )
+
+    def propagation(columns: int) -> float:
+        gathered = draft.graph.adjacency.num_edges * (4.0 * columns + 4) / machine.gathered_bytes_per_s
+        return gathered + 4.0 * nodes * columns / machine.bytes_per_s
+
+    seconds = product * (1 + num_grads) + propagation(widths[op.order])
+    if num_grads:
+        seconds += propagation(widths[op.back])
+        needs_anew = op.back == "propagate first" and op.order != "propagate first"
+        seconds += propagation(depth) if needs_anew else 0.0
+    return seconds
 
 
 def _gather_s(draft: Draft, op: Propagate | Attend, machine: Machine, times: float) -> float:

@@ -379,6 +379,47 @@ class Propagate(Finishing):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class GraphLinear(Finishing):
+    """``A (x W) = (A x) W`` for a propagation A with fixed factors, forward and backward each in an order of its own.
+
+    Attributes:
+        x: [N, Fi].
+        weight, is_turned: as of :class:`Linear`.
+        edge_weight, row_scale, col_scale: as of :class:`Propagate`, constants.
+        order, back: of the forward and of the backward: ``propagate first`` or ``transform first``. A backward that transforms first
+            propagates the gradient at Fo, and shares that between both operands; one that propagates first does it at Fi, and needs A x.
+    """
+
+    x: Ref
+    weight: Ref
+    is_turned: bool = False
+    edge_weight: Ref | None = None
+    row_scale: Ref | None = None
+    col_scale: Ref | None = None
+    order: str = "transform first"
+    back: str = "transform first"
+
+    @property
+    def name(self) -> str:
+        return f"graph linear, {self.order}, backward {self.back}"
+
+    def operands(self) -> tuple[Ref | None, ...]:
+        return (self.x, self.weight, self.edge_weight, self.row_scale, self.col_scale)
+
+    def plain(self, adjacency: Adjacency, seeds: Seeds, *tensors: Tensor) -> Tensor:
+        x, weight, edge_weight, row_scale, col_scale = self.fill(tensors)[0]
+        assert x is not None
+        assert weight is not None
+        h = F.linear(x, weight if self.is_turned else weight.t())
+        h = h if col_scale is None else reference.edge_apply("mul", h, col_scale)
+        message = reference.gather(adjacency, h, "u")
+        message = message if edge_weight is None else reference.edge_apply("mul", message, edge_weight)
+        y = reference.aggregate(adjacency, message, "sum")
+        y = y if row_scale is None else reference.edge_apply("mul", y, row_scale)
+        return reference.finish(y, self.epilogue(tensors, seeds))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Attend(TypedOp):
     """Attention over in-edges: score, softmax and weighted sum; see :class:`runner.kernels.parameters.Scoring`.
 

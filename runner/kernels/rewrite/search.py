@@ -17,6 +17,7 @@ from runner.kernels.rewrite.cost import Machine, Stored
 from runner.kernels.rewrite.draft import Draft
 from runner.kernels.rewrite.engine import Rule, Step, apply_all
 from runner.kernels.rewrite.rules.attention import FuseAttention, ScoresAsProduct
+from runner.kernels.rewrite.rules.backward import Backward, pairs
 from runner.kernels.rewrite.rules.common import MergeEqual, ShareProduct, StackNarrow
 from runner.kernels.rewrite.rules.finish import Epilogue, ViewLast
 from runner.kernels.rewrite.rules.fixed import KeepFixed, SparseFirst, sparse_sites
@@ -26,7 +27,8 @@ from runner.kernels.rewrite.rules.relations import PairsNotEdges
 from runner.kernels.rewrite.rules.scales import FoldScale, MeanAsScale
 
 FAMILIES = ("order", "split", "fuse", "attention", "scale", "keep", "sparse", "common", "epilogue")
-_MOST_PLANS = 4096  # that are ranked by the cost model
+_MOST_RANKED = 64  # plans, where a few are wanted: those that differ from the best in one choice, then in two
+_MOST_PLANS = 4096  # where all are
 
 
 @dataclass(frozen=True)
@@ -36,16 +38,19 @@ class Plan:
     Attributes:
         order: of each linear layer with propagations beside it, by :attr:`runner.kernels.rewrite.rules.order.Site.key`.
         sparse: by number of a first layer's weight, whether its product is sparse.
+        back: by number of a hidden layer's weight, the order of its backward where that isn't the forward's.
         without: families of rules that are switched off.
     """
 
     order: Mapping[int, str] = field(default_factory=dict)
     sparse: Mapping[int, bool] = field(default_factory=dict)
+    back: Mapping[int, str] = field(default_factory=dict)
     without: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         parts = [f"%{key}: {order}" for key, order in self.order.items()]
         parts += [f"%{key}: {'sparse' if is_sparse else 'dense'}" for key, is_sparse in self.sparse.items()]
+        parts += [f"%{key}: backward {order}" for key, order in self.back.items()]
         return ", ".join(parts) or "nothing to choose"
 
 
@@ -78,7 +83,8 @@ def rules_before(plan: Plan) -> list[Rule]:
 def rules_after(plan: Plan) -> list[Rule]:
     """The rules that carry out a plan and clean up behind it."""
     rules: list[Rule] = [
-        Order(plan.order), MeanAsScale(), FoldScale(), KeepFixed(), SparseFirst(plan.sparse), MergeEqual(), StackNarrow(), ViewLast(),
+        Order(plan.order), MeanAsScale(), FoldScale(), KeepFixed(), SparseFirst(plan.sparse),
+        Backward(plan.back), MergeEqual(), StackNarrow(), ViewLast(),
         Epilogue(),
     ]  # fmt: skip
     return [rule for rule in rules if rule.family not in plan.without]
@@ -112,11 +118,22 @@ class Search:
 
     def best(self, num_plans: int) -> list[Rewritten]:
         """Return the plans that the cost model ranks first, best first; equal programs once."""
-        ranked = sorted(map(self.rewrite, islice(self._plans(), _MOST_PLANS)), key=lambda entry: entry.predicted_s)
+        everything = num_plans > _MOST_RANKED
+        plans = islice(self._all_plans(), _MOST_PLANS) if everything else islice(self._near_plans(), _MOST_RANKED)
+        ranked = sorted(map(self.rewrite, plans), key=lambda entry: entry.predicted_s)
         distinct = {str(entry.draft.finish()): entry for entry in reversed(ranked)}
         return sorted(distinct.values(), key=lambda entry: entry.predicted_s)[:num_plans]
 
-    def _plans(self) -> Iterator[Plan]:
+    def _all_plans(self) -> Iterator[Plan]:
+        """Yield every plan."""
+        plan, options = self._independent_best()
+        for choices in product(*options.values()):
+            chosen = plan
+            for at, choice in zip(options, choices, strict=True):
+                chosen = _with(chosen, at, choice)
+            yield chosen
+
+    def _near_plans(self) -> Iterator[Plan]:
         """Yield plans: the best of every choice by itself first, then what differs from that in one choice, then in two."""
         plan, options = self._independent_best()
         yield plan
@@ -137,11 +154,23 @@ class Search:
         if "sparse" not in plan.without:
             for weight in self._sparse_weights(plan):
                 options["sparse", weight] = [True, False]
+        if "order" not in plan.without and self._training:
+            for weight in self._hidden_weights(plan):
+                options["back", weight] = [PROPAGATE_FIRST, TRANSFORM_FIRST]
         for at, choices in [*options.items(), *options.items()]:
             plan = min(
                 (_with(plan, at, choice) for choice in choices), key=lambda tried: self.rewrite(tried).predicted_s
             )
         return plan, options
+
+    def _hidden_weights(self, plan: Plan) -> list[int]:
+        """Weights of layers whose backward has an order of its own to choose, whatever the forward's."""
+        found: dict[int, None] = {}
+        for order in (PROPAGATE_FIRST, TRANSFORM_FIRST):
+            everywhere = dict.fromkeys((site.key for site in sites(self._common)), order)
+            draft = self.rewrite(replace(plan, order=everywhere, without=plan.without | {"epilogue"})).draft
+            found |= dict.fromkeys(pair.linear.weight.index for pair in pairs(draft))
+        return list(found)
 
     def _sparse_weights(self, plan: Plan) -> list[int]:
         """Weights of layers that read fixed values, whatever the order."""
@@ -156,4 +185,9 @@ class Search:
 def _with(plan: Plan, key: tuple[str, int], choice: str | bool) -> Plan:
     kind, at = key
     changed = dict(getattr(plan, kind)) | {at: choice}
-    return replace(plan, order=changed) if kind == "order" else replace(plan, sparse=changed)
+    match kind:
+        case "order":
+            return replace(plan, order=changed)
+        case "sparse":
+            return replace(plan, sparse=changed)
+    return replace(plan, back=changed)

@@ -43,7 +43,9 @@ def emulated(folder: Path, max_blocks: int = 3, guard: str = "end") -> Iterator[
         return guarded(fresh)
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(library, "function", lambda source, name, **defines: _function(folder, source, name, **defines))
+    patch.setattr(
+        library, "function", lambda source, name, text=None, **defines: _function(folder, source, name, text, **defines)
+    )
     patch.setattr(launch, "empty", empty)
     patch.setattr(launch, "MAX_BLOCKS", max_blocks)
     patch.setattr(launch, "MAX_SLICES", 2)
@@ -54,8 +56,9 @@ def emulated(folder: Path, max_blocks: int = 3, guard: str = "end") -> Iterator[
 
 
 @cache
-def _function(folder: Path, source: str, name: str, **defines: Any) -> library.Launch:
-    entry = _build(folder, source, name, defines, library.source_text(source))
+def _function(folder: Path, source: str, name: str, text: str | None, **defines: Any) -> library.Launch:
+    whole = library.source_text(source) if text is None else library.with_includes(text)
+    entry = _build(folder, source, name, defines, whole)
 
     def run(grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...], _where: torch.device) -> None:
         held = [ctypes.c_double(entry) if isinstance(entry, float) else ctypes.c_int64(entry) for entry in arguments]
