@@ -71,7 +71,7 @@ class Executable:
 
 def plain(graph: OpGraph, op: Op, seeds: Seeds | None = None) -> Kernel:
     """Return an op in plain torch; ``seeds`` is for typed dropouts."""
-    adjacency = graph.adjacency
+    adjacency = graph.adjacency_of(op)
     match op:
         case Call():
             return lambda resolve: op.function(*fill(op.args, resolve), **fill(op.kwargs, resolve))
@@ -93,7 +93,7 @@ def fill(structure: Any, resolve: Resolve) -> Any:
 
 def message(graph: OpGraph, op: EdgeApply | Aggregate, resolve: Resolve) -> Tensor:
     """Return an op's message at each edge, [E, …], in plain torch."""
-    sides = [reference.gather(graph.adjacency, resolve(operand.ref), operand.target) for operand in op.operands]
+    sides = [reference.gather(graph.adjacency_of(op), resolve(operand.ref), operand.target) for operand in op.operands]
     return reference.edge_apply(op.operation, sides[0], sides[1] if len(sides) > 1 else None)
 
 

@@ -72,7 +72,7 @@ def lower(graph: OpGraph, op: Op) -> Kernel | None:
         case Call() if is_dropout(op) and graph.adjacency.device.type == "cpu":
             return dropout_kernel(op)
         case EdgeSoftmax() if _is_supported(graph, op):
-            return lambda resolve: edge_softmax(graph.adjacency, resolve(op.logits), op.norm_by)
+            return lambda resolve: edge_softmax(graph.adjacency_of(op), resolve(op.logits), op.norm_by)
         case EdgeApply():
             return _lower_sddmm(graph, op)
         case Aggregate() if _is_supported(graph, op):
@@ -113,7 +113,7 @@ def _lower_sddmm(graph: OpGraph, op: EdgeApply | Aggregate) -> Kernel | None:
     turns = op.operands[0].target == "v"  # v_sub_u is minus u_sub_v; the others commute
 
     def run(resolve: Resolve) -> Tensor:
-        found = sddmm(graph.adjacency, resolve(sides["u"]), resolve(sides["v"]), op.operation)
+        found = sddmm(graph.adjacency_of(op), resolve(sides["u"]), resolve(sides["v"]), op.operation)
         if op.operation == "dot":
             return found.unsqueeze(-1)  # DGL keeps the dimension that was summed
         return -found if turns and op.operation == "sub" else found
@@ -126,7 +126,7 @@ def _lower_aggregate(graph: OpGraph, op: Aggregate) -> Kernel:
     if operands is not None:
         source, weight = operands
         return lambda resolve: spmm(
-            graph.adjacency,
+            graph.adjacency_of(op),
             _rows(resolve(source.ref)),
             None if weight is None else resolve(weight.ref),
             reduce=op.reduce,
@@ -135,7 +135,7 @@ def _lower_aggregate(graph: OpGraph, op: Aggregate) -> Kernel:
 
     def run(resolve: Resolve) -> Tensor:
         values = messages(resolve)
-        return spmm(graph.adjacency.incidence, _rows(values), reduce=op.reduce).reshape(-1, *values.shape[1:])
+        return spmm(graph.adjacency_of(op).incidence, _rows(values), reduce=op.reduce).reshape(-1, *values.shape[1:])
 
     return run
 

@@ -110,6 +110,7 @@ class EdgeApply:
     operands: tuple[Operand, ...]
     where: str
     grad: bool = True
+    relation: int = 0
 
     @property
     def label(self) -> str:
@@ -130,6 +131,7 @@ class Aggregate:
     reduce: str
     where: str
     grad: bool = True
+    relation: int = 0
 
     @property
     def label(self) -> str:
@@ -149,6 +151,7 @@ class EdgeSoftmax:
     norm_by: str
     where: str
     grad: bool = True
+    relation: int = 0
 
     label = "edge_softmax"
 
@@ -190,13 +193,14 @@ class OpGraph:
     """A captured forward: ``features -> output``.
 
     Attributes:
-        adjacency: the graph.
+        adjacency: the graph; of one with several relations, the first.
         values: what each number stands for.
         features: the input.
         leaves: parameters and buffers by value number, the module's own tensors, so that both see each update.
         constants: tensors that depend on the graph only, in the graph's own order of nodes and edges.
         ops: in an order that executes.
         output: the result.
+        relations: of a graph with several, each; ``relation`` of an op that passes messages says which it uses.
     """
 
     adjacency: Adjacency
@@ -206,6 +210,16 @@ class OpGraph:
     constants: dict[int, Tensor]
     ops: list[Op] = field(default_factory=list)
     output: Ref = field(default_factory=lambda: Ref(-1))
+    relations: tuple[Adjacency, ...] = ()
+
+    def adjacency_of(self, op: Op) -> Adjacency:
+        """Return the graph that an op passes messages on."""
+        return self.relations[getattr(op, "relation", 0)] if self.relations else self.adjacency
+
+    @property
+    def num_edges(self) -> frozenset[int]:
+        """How many edges a value of edges may have rows for."""
+        return frozenset(graph.num_edges for graph in self.relations or (self.adjacency,))
 
     @cached_property
     def trainable(self) -> frozenset[int]:
@@ -236,7 +250,8 @@ class OpGraph:
         )
 
     def renumbered(self, adjacency: Adjacency, order: Tensor) -> OpGraph:
-        """Return the same ops on ``adjacency``, this graph with node ``order[k]`` as node k; edges keep their ids."""
+        """Return the same ops on ``adjacency``, this graph, of one relation, with node ``order[k]`` as node k; edges keep their ids."""
+        assert not self.relations
         constants = {
             index: constant[order] if self.values[index].space == "node" else constant
             for index, constant in self.constants.items()

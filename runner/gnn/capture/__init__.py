@@ -7,6 +7,7 @@ carries its gradient history, or passes one of DGL's doors, and is refused by th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,31 +22,35 @@ from runner.kernels.opgraph import OpGraph
 __all__ = ["capture"]
 
 
-def capture(module: nn.Module, graph: Any, features: Tensor, adjacency: Adjacency) -> OpGraph:
+def capture(module: nn.Module, graph: Any, features: Tensor, adjacency: Adjacency | Sequence[Adjacency]) -> OpGraph:
     """Record ``module(graph, features)`` in the module's present mode (train or eval).
 
     The module's parameters, buffers and attributes, the graph's data and the global random state are left as they were.
 
     Args:
         module: any module made of torch calls, ``update_all`` / ``apply_edges`` with DGL's built-in functions, and ``edge_softmax``.
-        graph: a homogeneous DGLGraph.
+        graph: a DGLGraph with one type of nodes.
         features: float [N, F]; the values matter only to code that fails on some of them.
-        adjacency: the same graph, edge ids as in ``graph``.
+        adjacency: the same graph, edge ids as in ``graph``; of one with several relations, each, in the order of its canonical edge types.
 
     Raises:
         CaptureError: for what can't be recorded, with its place in the code.
     """
-    if graph.is_block or len(graph.canonical_etypes) != 1:
+    relations = (adjacency,) if isinstance(adjacency, Adjacency) else tuple(adjacency)
+    if graph.is_block or len(graph.ntypes) != 1:
+        given = "a sampled block" if graph.is_block else f"one with {len(graph.ntypes)}"
+        raise CaptureError(f"only a graph with one type of nodes can be captured, not {given}")
+    if len(relations) != len(graph.canonical_etypes):
         raise CaptureError(
-            "only a homogeneous graph can be captured, not a sampled block or one with several edge types"
+            f"the graph has {len(graph.canonical_etypes)} relations, an adjacency was given for {len(relations)} of them"
         )
-    recorder = Recorder(module, graph, features, adjacency)
+    recorder = Recorder(module, graph, features, relations)
     twin = recording_graph(graph, recorder)
     with (
         untouched(module, recorder),
         torch.random.fork_rng(devices=[]),
         torch.enable_grad(),
-        closed_doors(twin, recorder),
+        closed_doors(recorder),
     ):
         with recorder:
             output = module(twin, recorder.features)

@@ -21,11 +21,13 @@ from runner.kernels.reference import typed_linear
 def recording_graph(graph: Any, recorder: Recorder) -> Any:
     """Return a twin of the graph with frames of its own, whose computing calls go to the recorder.
 
-    The class is made for each capture, since DGL derives graphs of the same class; a derived graph with another structure is
-    not recorded, and refused if it computes on features (:func:`closed_doors`).
+    The class is made for each capture, since DGL derives graphs of the same class; a derived graph with another structure than the
+    graph's or one of its relations' is not recorded, and refused if it computes on features (:func:`closed_doors`).
     """
     dgl = import_dgl()
-    structure = graph._graph
+    structure, is_one = graph._graph, len(graph.canonical_etypes) == 1
+    if is_one:
+        recorder.know(structure, 0)
 
     class RecordingGraph(dgl.DGLGraph):  # type: ignore[name-defined]
         """The graph itself, but for the calls that compute on features."""
@@ -33,25 +35,62 @@ def recording_graph(graph: Any, recorder: Recorder) -> Any:
         def update_all(
             self, message_func: Any, reduce_func: Any, apply_node_func: Any = None, etype: Any = None
         ) -> None:
+            if etype is not None and self._graph is structure and not is_one:
+                self[etype].update_all(message_func, reduce_func, apply_node_func)
+                return
             run = functools.partial(super().update_all, message_func, reduce_func, apply_node_func, etype)
-            if self._graph is not structure or recorder.is_paused:
+            relation = recorder.relation_of(self._graph)
+            if relation is None or recorder.is_paused:
                 run()
                 return
             if apply_node_func is not None:
                 raise CaptureError(
                     f"{where()}: update_all with apply_node_func; apply the function to the result instead"
                 )
-            with recorder.pause():
+            with recorder.pause(), recorder.on(relation):
                 recorder.aggregate(self, run, message_func, reduce_func)
 
-        def apply_edges(self, func: Any, edges: Any = dgl.base.ALL, etype: Any = None) -> None:
-            run = functools.partial(super().apply_edges, func, edges, etype)
+        def multi_update_all(self, etype_dict: Any, cross_reducer: Any, apply_node_func: Any = None) -> None:
             if self._graph is not structure or recorder.is_paused:
+                super().multi_update_all(etype_dict, cross_reducer, apply_node_func)
+                return
+            if apply_node_func is not None or any(len(functions) > 2 for functions in etype_dict.values()):
+                raise CaptureError(
+                    f"{where()}: multi_update_all with apply_node_func; apply the function to the result instead"
+                )
+            results: dict[str, list[Tensor]] = {}
+            for etype in sorted(etype_dict, key=self.get_etype_id):
+                message, reduce = etype_dict[etype]
+                part = self[etype]
+                with part.local_scope():
+                    before = {name: part.dstdata[name] for name in part.dstdata}
+                    part.update_all(message, reduce)
+                    made = {
+                        name: part.dstdata[name] for name in part.dstdata if part.dstdata[name] is not before.get(name)
+                    }
+                for name, value in made.items():
+                    results.setdefault(name, []).append(value)
+            for name, values in results.items():
+                self.ndata[name] = _across(cross_reducer, values)
+
+        def __getitem__(self, key: Any) -> Any:
+            part = super().__getitem__(key)
+            if self._graph is structure and len(part.canonical_etypes) == 1:
+                recorder.know(part._graph, self.get_etype_id(key) if not is_one else 0)
+            return part
+
+        def apply_edges(self, func: Any, edges: Any = dgl.base.ALL, etype: Any = None) -> None:
+            if etype is not None and self._graph is structure and not is_one:
+                self[etype].apply_edges(func, edges)
+                return
+            run = functools.partial(super().apply_edges, func, edges, etype)
+            relation = recorder.relation_of(self._graph)
+            if relation is None or recorder.is_paused:
                 run()
                 return
             if not dgl.base.is_all(edges):
                 raise CaptureError(f"{where()}: apply_edges on some of the edges")
-            with recorder.pause():
+            with recorder.pause(), recorder.on(relation):
                 recorder.apply_edges(self, run, func)
 
         def in_degrees(self, *args: Any, **kwargs: Any) -> Any:
@@ -61,7 +100,8 @@ def recording_graph(graph: Any, recorder: Recorder) -> Any:
             return self._note(super().out_degrees(*args, **kwargs))
 
         def _note(self, degrees: Any) -> Any:
-            if self._graph is structure and isinstance(degrees, Tensor) and degrees.numel() == self.num_nodes():
+            is_known = self._graph is structure or recorder.relation_of(self._graph) is not None
+            if is_known and isinstance(degrees, Tensor) and degrees.numel() == self.num_nodes():
                 recorder.fix(degrees, "node")
             return degrees
 
@@ -70,8 +110,29 @@ def recording_graph(graph: Any, recorder: Recorder) -> Any:
     return twin
 
 
+def _across(reducer: Any, values: list[Tensor]) -> Tensor:
+    """Bring the relations' results together, in the order of the relations."""
+    if callable(reducer):
+        found: Tensor = reducer(values)
+        return found
+    match reducer:
+        case "sum":
+            return functools.reduce(torch.add, values)
+        case "mean":
+            return functools.reduce(torch.add, values) / len(values)
+        case "max":
+            return functools.reduce(torch.maximum, values)
+        case "min":
+            return functools.reduce(torch.minimum, values)
+        case "stack":
+            return torch.stack(values, dim=1)
+    raise CaptureError(
+        f"{where()}: multi_update_all with the cross reducer '{reducer}'; sum, mean, max, min, stack or a function"
+    )
+
+
 @contextmanager
-def closed_doors(graph: Any, recorder: Recorder) -> Iterator[None]:
+def closed_doors(recorder: Recorder) -> Iterator[None]:
     """While capturing: ``edge_softmax`` on the graph goes to the recorder; DGL's other kernels, called directly or through a graph
     made inside forward, and custom autograd functions, are refused on live tensors instead of being baked in."""
     dgl = import_dgl()
@@ -79,11 +140,12 @@ def closed_doors(graph: Any, recorder: Recorder) -> Iterator[None]:
     original = softmax.edge_softmax_internal
 
     def edge_softmax(gidx: Any, logits: Tensor, eids: Any = dgl.base.ALL, norm_by: str = "dst") -> Tensor:
-        if gidx is not graph._graph or not dgl.base.is_all(eids):
+        relation = recorder.relation_of(gidx)
+        if relation is None or not dgl.base.is_all(eids):
             if not recorder.is_paused and recorder.is_live([logits]):
                 raise CaptureError(f"{where()}: edge_softmax on another graph, or on some of the edges")
             return original(gidx, logits, eids=eids, norm_by=norm_by)
-        with recorder.pause():
+        with recorder.pause(), recorder.on(relation):
             return recorder.edge_softmax(lambda: original(gidx, logits, norm_by=norm_by), logits, norm_by)
 
     def refuse(work: Callable[..., Any]) -> Callable[..., Any]:

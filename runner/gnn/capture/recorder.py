@@ -44,7 +44,7 @@ _TARGETS: tuple[Target, ...] = ("u", "v", "e")
 class Recorder(TorchFunctionMode):
     """Knows of each tensor which value it is. Tensors are kept alive, so that an id means one tensor throughout."""
 
-    def __init__(self, module: nn.Module, graph: Any, features: Tensor, adjacency: Adjacency) -> None:
+    def __init__(self, module: nn.Module, graph: Any, features: Tensor, relations: tuple[Adjacency, ...]) -> None:
         super().__init__()
         self._paused = False
         self._alive: list[Tensor] = []
@@ -53,15 +53,43 @@ class Recorder(TorchFunctionMode):
         self._constant_refs: dict[int, Ref] = {}
         # a gradient history on the features is what gives away a tensor that was made from them out of sight
         self.features = features.detach().clone().requires_grad_(True)
-        self._ops = OpGraph(adjacency, [], Ref(0), {}, {})
+        self._relations, self._relation = relations, 0
+        self._structures: dict[int, tuple[Any, int]] = {}  # by id(structure): it, and its relation
+        self._ops = OpGraph(relations[0], [], Ref(0), {}, {}, relations=relations if len(relations) > 1 else ())
         self._track(self.features, "node", "features")
         for name, leaf in [*module.named_parameters(), *module.named_buffers()]:
             self._ops.leaves[self._track(leaf, "dense", name).index] = leaf
         self._leaf_ids = {id(leaf) for leaf in self._ops.leaves.values()}
-        frames: tuple[tuple[Any, Space], ...] = ((graph.ndata, "node"), (graph.edata, "edge"))
-        for frame, space in frames:
+        spaces: list[tuple[Any, Space]] = [(graph.ndata, "node")]
+        spaces += [(graph.edges[etype].data, "edge") for etype in graph.canonical_etypes]
+        for frame, space in spaces:
             for key in frame:
                 self.fix(frame[key], space)
+
+    # --- relations ---------------------------------------------------------------------------------------------------
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The graph that messages are passed on now."""
+        return self._relations[self._relation]
+
+    def know(self, structure: Any, relation: int) -> None:
+        """Note that one of DGL's structures is a relation's; it is kept, so that its id means it throughout."""
+        self._structures[id(structure)] = (structure, relation)
+
+    def relation_of(self, structure: Any) -> int | None:
+        """Return the relation that a structure is of, None for another graph's."""
+        known = self._structures.get(id(structure))
+        return None if known is None else known[1]
+
+    @contextmanager
+    def on(self, relation: int) -> Iterator[None]:
+        """Pass messages on a relation."""
+        self._relation, before = relation, self._relation
+        try:
+            yield
+        finally:
+            self._relation = before
 
     # --- which tensor is what ----------------------------------------------------------------------------------------
 
@@ -116,7 +144,7 @@ class Recorder(TorchFunctionMode):
         rows = result.shape[0] if result.dim() else -1
         if "node" in spaces and rows == self._ops.adjacency.num_dst:
             return "node"
-        return "edge" if "edge" in spaces and rows == self._ops.adjacency.num_edges else "dense"
+        return "edge" if "edge" in spaces and rows in self._ops.num_edges else "dense"
 
     def _add(self, results: list[Tensor], spaces: list[Space], make: Callable[[tuple[Ref, ...]], Op]) -> None:
         outputs = tuple(self._track(result, space) for result, space in zip(results, spaces, strict=True))
@@ -235,7 +263,7 @@ class Recorder(TorchFunctionMode):
         run()
 
         def make(made: tuple[Ref, ...], operands: tuple[Operand, ...], place: str) -> Op:
-            return Aggregate(made, operation, operands, reduce.name, place, torch.is_grad_enabled())
+            return Aggregate(made, operation, operands, reduce.name, place, torch.is_grad_enabled(), self._relation)
 
         self._record_message(tensors, targets, graph.dstdata[reduce.out_field], "node", make)
 
@@ -252,7 +280,7 @@ class Recorder(TorchFunctionMode):
         run()
 
         def make(made: tuple[Ref, ...], operands: tuple[Operand, ...], place: str) -> Op:
-            return EdgeApply(made, operation, operands, place, torch.is_grad_enabled())
+            return EdgeApply(made, operation, operands, place, torch.is_grad_enabled(), self._relation)
 
         self._record_message(tensors, targets, graph.edata[message.out_field], "edge", make)
 
@@ -263,7 +291,7 @@ class Recorder(TorchFunctionMode):
             self.fix(result, "edge")
             return result
         ref, place, grad = self._ref(logits), where(), torch.is_grad_enabled()
-        self._add([result], ["edge"], lambda made: EdgeSoftmax(made, ref, norm_by, place, grad))
+        self._add([result], ["edge"], lambda made: EdgeSoftmax(made, ref, norm_by, place, grad, self._relation))
         return result
 
     def _record_message(
@@ -307,7 +335,7 @@ class Recorder(TorchFunctionMode):
         with self.resume():
             found = message(RecordedEdges(graph, self))
         for name, value in found.items():
-            if not isinstance(value, Tensor) or value.shape[:1] != (self._ops.adjacency.num_edges,):
+            if not isinstance(value, Tensor) or value.shape[:1] != (self.adjacency.num_edges,):
                 raise CaptureError(f"{_place_of(message)}: the message '{name}' is no value for each edge")
             self.fix(value, "edge")
         return dict(found)
@@ -321,7 +349,7 @@ class Recorder(TorchFunctionMode):
             with self.resume():
                 graph.dstdata[reduce.out_field] = self.reduce(messages[reduce.msg_field], reduce.name)
             return
-        has_edges = (self._ops.adjacency.in_degrees > 0).unsqueeze(1)
+        has_edges = (self.adjacency.in_degrees > 0).unsqueeze(1)
         self.fix(has_edges, "node")
         with self.resume():
             for name, value in reduce(RecordedNodes(graph, self, messages)).items():
@@ -340,13 +368,12 @@ class Recorder(TorchFunctionMode):
         """The value of a built-in message function at each edge, recorded."""
         operation, tensors, targets = _message_parts(graph, message)
         sides = [
-            reference.gather(self._ops.adjacency, tensor, target)
-            for tensor, target in zip(tensors, targets, strict=True)
+            reference.gather(self.adjacency, tensor, target) for tensor, target in zip(tensors, targets, strict=True)
         ]
         found = reference.edge_apply(operation, sides[0], sides[1] if len(sides) > 1 else None)
 
         def make(made: tuple[Ref, ...], operands: tuple[Operand, ...], place: str) -> Op:
-            return EdgeApply(made, operation, operands, place, torch.is_grad_enabled())
+            return EdgeApply(made, operation, operands, place, torch.is_grad_enabled(), self._relation)
 
         self._record_message(tensors, targets, found, "edge", make)
         return found
@@ -359,7 +386,7 @@ class Recorder(TorchFunctionMode):
     def degrees(self) -> Tensor:
         """float64 [N], fixed: in-degrees, 1 where there are no edges."""
         with self.pause():
-            found = self._ops.adjacency.in_degrees.clamp(min=1).double()
+            found = self.adjacency.in_degrees.clamp(min=1).double()
             self.fix(found, "node")
         return found
 
@@ -367,10 +394,10 @@ class Recorder(TorchFunctionMode):
         """Return a node value at each edge, [E, …], recorded."""
 
         def make(made: tuple[Ref, ...], operands: tuple[Operand, ...], place: str) -> Op:
-            return EdgeApply(made, "copy", operands, place, torch.is_grad_enabled())
+            return EdgeApply(made, "copy", operands, place, torch.is_grad_enabled(), self._relation)
 
         with self.pause():
-            found = reference.gather(self._ops.adjacency, value, target)
+            found = reference.gather(self.adjacency, value, target)
             self._record_message([value], [target], found, "edge", make)
         return found
 
@@ -378,10 +405,10 @@ class Recorder(TorchFunctionMode):
         """Return an edge value reduced at each destination, [N, …], recorded."""
 
         def make(made: tuple[Ref, ...], operands: tuple[Operand, ...], place: str) -> Op:
-            return Aggregate(made, "copy", operands, reduce, place, torch.is_grad_enabled())
+            return Aggregate(made, "copy", operands, reduce, place, torch.is_grad_enabled(), self._relation)
 
         with self.pause():
-            found = reference.aggregate(self._ops.adjacency, message, reduce)
+            found = reference.aggregate(self.adjacency, message, reduce)
             self._record_message([message], ["e"], found, "node", make)
         return found
 
@@ -418,6 +445,7 @@ class Recorder(TorchFunctionMode):
             {index: tensor for index, tensor in graph.constants.items() if index in needed},
             kept[::-1],
             self._live[id(output)],
+            graph.relations,
         )
 
     def _changes_leaf(self, op: Op) -> bool:

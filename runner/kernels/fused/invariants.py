@@ -77,9 +77,9 @@ def expression(draft: Draft, ref: Ref) -> Hashable:
 
 def _settings(op: Op) -> Hashable:
     if isinstance(op, EdgeApply | Aggregate):
-        return op.operation, tuple(operand.target for operand in op.operands)
+        return op.operation, op.relation, tuple(operand.target for operand in op.operands)
     if isinstance(op, EdgeSoftmax):
-        return op.norm_by
+        return op.norm_by, op.relation
     fields = {name: value for name, value in op.__dict__.items() if name not in ("output", "where")}
     return tuple((name, value if not isinstance(value, Ref) else "") for name, value in fields.items())
 

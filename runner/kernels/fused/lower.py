@@ -145,7 +145,7 @@ class Lowering:
         self, op: Propagate | GraphLinear, factors: tuple[Ref | None, ...], is_mean: bool = False
     ) -> Callable[[], FixedMatrix]:
         """The layout of a propagation with fixed factors (weight, row scale, column scale), made when it is first asked for."""
-        draft, adjacency = self._draft, self._draft.graph.adjacency
+        draft, adjacency = self._draft, self._draft.graph.adjacency_of(op)
         weight, row_scale, col_scale = (
             None if ref is None else draft.constants[ref.index].reshape(-1) for ref in factors
         )
@@ -187,7 +187,7 @@ class Lowering:
 
     def _propagate_by_op(self, op: Propagate) -> Kernel:
         """With weights that change, or a maximum: our op, and an addend behind it."""
-        adjacency = self._draft.graph.adjacency
+        adjacency = self._draft.graph.adjacency_of(op)
 
         def run(resolve: Resolve) -> Tensor:
             tensors = [*map(resolve, op.reads())]
@@ -220,11 +220,11 @@ class Lowering:
         return run
 
     def _relational(self, op: Relational) -> Kernel:
-        draft, adjacency = self._draft, self._draft.graph.adjacency
+        draft, adjacency = self._draft, self._draft.graph.adjacency_of(op)
         types = draft.constants[op.types.index].reshape(-1)
         scale = None if op.scale is None else draft.constants[op.scale.index].reshape(-1)
         dtype = draft.value(op.output).dtype
-        key = ("pairs", op.order, op.is_mean, dtype, *(expression(draft, ref) for ref in op.reads()[2:]))
+        key = ("pairs", op.relation, op.order, op.is_mean, dtype, *(expression(draft, ref) for ref in op.reads()[2:]))
         first = op.order == "transform first"
 
         def run(resolve: Resolve) -> Tensor:
@@ -234,12 +234,12 @@ class Lowering:
         return run
 
     def _generated(self, op: EdgeReduce) -> Kernel:
-        kernel = EdgeKernel(op.description, self._draft.graph.adjacency)
+        kernel = EdgeKernel(op.description, self._draft.graph.adjacency_of(op))
         refs, shape = [slot.ref for slot in op.description.slots], self._draft.value(op.output).shape[1:]
         return lambda resolve: generated(kernel, [*map(resolve, refs)], shape)
 
     def _attend(self, op: Attend) -> Kernel:
-        adjacency = self._draft.graph.adjacency
+        adjacency = self._draft.graph.adjacency_of(op)
 
         def run(resolve: Resolve) -> Tensor:
             value, key, query, vector = op.operands([*map(resolve, op.reads())])

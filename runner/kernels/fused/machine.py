@@ -111,6 +111,6 @@ class StoredEntries:
         )
         if not isinstance(op, Propagate):
             return inner
-        adjacency = draft.graph.adjacency
+        adjacency = draft.graph.adjacency_of(op)
         mean_degree = adjacency.num_edges / max(adjacency.num_dst, 1)
         return 1 - (1 - inner) ** max(mean_degree, 1.0)

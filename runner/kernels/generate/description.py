@@ -178,7 +178,7 @@ def _formulas(reading: Reading, op: Op, is_wide: bool) -> Array:
     draft = reading.draft
     shape = draft.value(op.outputs[0]).shape[1:]
     match op:
-        case EdgeApply() if op.operation in (*_BINARY, "copy"):
+        case EdgeApply() if op.operation in (*_BINARY, "copy") and op.relation == getattr(reading.root, "relation", 0):
             sides = [
                 _value(reading, side.ref, _carries(draft, side.ref, shape, is_wide))
                 if side.target == "e"

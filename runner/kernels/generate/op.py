@@ -105,7 +105,7 @@ def _heads(draft: Draft, op: Op) -> Total | None:
     return reader if reader.dims == (1,) and not reader.keeps_dims and not reader.is_mean else None
 
 
-def _reduced(draft: Draft, root: Op) -> tuple[EdgeReduce, list[Op]]:
+def _reduced(draft: Draft, root: Propagate | Aggregate) -> tuple[EdgeReduce, list[Op]]:
     heads = _heads(draft, root)
     description, inner = describe(draft, root, heads)
     if not inner and heads is None:
@@ -113,5 +113,7 @@ def _reduced(draft: Draft, root: Op) -> tuple[EdgeReduce, list[Op]]:
     wanted = {id(op) for op in inner}
     last = root if heads is None else heads
     chain = [*(op for op in draft.ops if id(op) in wanted), root, *([heads] if heads is not None else [])]
-    made = EdgeReduce(output=last.outputs[0], where=root.where, description=description, chain=tuple(chain))
+    made = EdgeReduce(
+        output=last.outputs[0], where=root.where, description=description, chain=tuple(chain), relation=root.relation
+    )
     return made, chain

@@ -44,11 +44,11 @@ def canonical(graph: OpGraph) -> Draft:
 def _with_edges(graph: OpGraph) -> list[Any]:
     """Return the values, those that have a row an edge because they are read so marked as such: capture can't see it of a constant that a
     model is given."""
-    values, num_edges = list(graph.values), graph.adjacency.num_edges
+    values, num_edges = list(graph.values), graph.num_edges
 
     def mark(ref: Ref) -> bool:
         value = values[ref.index]
-        if value.space != "dense" or not value.shape or value.shape[0] != num_edges:
+        if value.space != "dense" or not value.shape or value.shape[0] not in num_edges:
             return False
         values[ref.index] = dataclasses.replace(value, space="edge")
         return True

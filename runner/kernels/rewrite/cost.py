@@ -84,7 +84,7 @@ def _graph_linear_s(draft: Draft, op: GraphLinear, machine: Machine, num_grads: 
     )
 
     def propagation(columns: int) -> float:
-        gathered = draft.graph.adjacency.num_edges * (4.0 * columns + 4) / machine.gathered_bytes_per_s
+        gathered = draft.graph.adjacency_of(op).num_edges * (4.0 * columns + 4) / machine.gathered_bytes_per_s
         return gathered + 4.0 * nodes * columns / machine.bytes_per_s
 
     seconds = product * (1 + num_grads) + propagation(widths[op.order])
@@ -98,13 +98,13 @@ def _graph_linear_s(draft: Draft, op: GraphLinear, machine: Machine, num_grads: 
 def _gather_s(draft: Draft, op: Propagate | Attend, machine: Machine, times: float) -> float:
     value = draft.value(op.output)
     width = math.prod(value.shape[1:]) * value.dtype.itemsize
-    gathered = draft.graph.adjacency.num_edges * (width + 4)
+    gathered = draft.graph.adjacency_of(op).num_edges * (width + 4)
     return times * (gathered / machine.gathered_bytes_per_s + _bytes(draft, op.output) / machine.bytes_per_s)
 
 
 def _edge_bytes(draft: Draft, op: Aggregate | EdgeApply | EdgeSoftmax) -> float:
     sizes = [math.prod(draft.value(ref).shape[1:]) for ref in (*op.reads(), *op.outputs)]
-    return draft.graph.adjacency.num_edges * max(sizes) * 4.0 * (2 if isinstance(op, Aggregate) else 1)
+    return draft.graph.adjacency_of(op).num_edges * max(sizes) * 4.0 * (2 if isinstance(op, Aggregate) else 1)
 
 
 def _bytes(draft: Draft, ref: Ref) -> float:

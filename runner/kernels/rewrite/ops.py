@@ -73,11 +73,12 @@ class Drop:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TypedOp:
-    """What all typed ops have: one output, and where in the model's code it comes from."""
+    """What all typed ops have: one output, where in the model's code it comes from, and, where it passes messages, on which relation."""
 
     output: Ref
     where: str
     grad: bool = True
+    relation: int = 0
 
     @property
     def outputs(self) -> tuple[Ref, ...]:

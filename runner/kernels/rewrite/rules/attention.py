@@ -61,10 +61,14 @@ def _attention_of(draft: Draft, softmax: EdgeSoftmax) -> tuple[Op, Attend] | str
     logits = draft.value(softmax.logits).shape
     if len(shape) != 3 or logits[1:] != (shape[1], 1) or not (softmax.grad and reader.grad):
         return f"its scores have shape {list(logits)}, the rows {list(shape)}: one score a head is needed"
-    scored = _score(draft, softmax.logits, value)
+    if getattr(reader, "relation", 0) != softmax.relation:
+        return "its sum is over another relation's edges"
+    scored = _score(draft, softmax.logits, value, softmax.relation)
     if isinstance(scored, str):
         return scored
-    return reader, Attend(output=reader.outputs[0], where=softmax.where, value=value, drop=drop, **scored)
+    return reader, Attend(
+        output=reader.outputs[0], where=softmax.where, value=value, drop=drop, relation=softmax.relation, **scored
+    )
 
 
 def _weighted_sum(op: Op, weight: Ref) -> Ref | None:
@@ -77,27 +81,27 @@ def _weighted_sum(op: Op, weight: Ref) -> Ref | None:
     return None
 
 
-def _score(draft: Draft, logits: Ref, value: Ref) -> dict[str, Any] | str:
+def _score(draft: Draft, logits: Ref, value: Ref, relation: int) -> dict[str, Any] | str:
     """Return how a score is made, as fields of :class:`Attend`; or why it isn't one that a kernel makes."""
     op = _behind_views(draft, logits)
     if isinstance(op, Map) and op.function == "leaky_relu":
-        ends = _ends(draft, op.x, "add")
+        ends = _ends(draft, op.x, "add", relation)
         if ends and draft.value(op.x).shape == draft.value(logits).shape:
             return {"score": "gat", "key_": ends[0], "query": ends[1], "slope": op.arguments[0]}
         return "its scores are not one number of each end"
     if isinstance(op, Total):
-        return _gatv2(draft, op, value)
+        return _gatv2(draft, op, value, relation)
     scale = 1.0
     if isinstance(op, Map) and op.function == "scale":
         scale, op = op.arguments[0], _behind_views(draft, op.x)
     if isinstance(op, EdgeApply) and op.operation == "dot":
-        ends = _ends(draft, op.outputs[0], "dot")
+        ends = _ends(draft, op.outputs[0], "dot", relation)
         if ends and draft.value(ends[0]).shape == draft.value(value).shape:
             return {"score": "dot", "key_": ends[0], "query": ends[1], "scale": scale}
     return f"its scores are made by '{op.label if op else 'an input'}', which no attention kernel has"
 
 
-def _gatv2(draft: Draft, op: Total, value: Ref) -> dict[str, Any] | str:
+def _gatv2(draft: Draft, op: Total, value: Ref, relation: int) -> dict[str, Any] | str:
     product = draft.producer(op.x)
     if op.dims != (2,) or op.is_mean or not isinstance(product, Binary) or product.operation != "mul":
         return "its scores are no product of each head with a vector"
@@ -106,16 +110,16 @@ def _gatv2(draft: Draft, op: Total, value: Ref) -> dict[str, Any] | str:
         curved = draft.producer(inner)
         is_vector = draft.value(vector).space == "dense" and draft.value(vector).shape[-2:] == shape[1:]
         if is_vector and isinstance(curved, Map) and curved.function == "leaky_relu":
-            ends = _ends(draft, curved.x, "add")
+            ends = _ends(draft, curved.x, "add", relation)
             if ends and ends[0] == value and draft.value(ends[1]).shape == shape:
                 return {"score": "gatv2", "query": ends[1], "vector": vector, "slope": curved.arguments[0]}
     return "its scores are no product of a vector with LeakyReLU(source's row + destination's row)"
 
 
-def _ends(draft: Draft, ref: Ref, operation: str) -> tuple[Ref, Ref] | None:
+def _ends(draft: Draft, ref: Ref, operation: str, relation: int) -> tuple[Ref, Ref] | None:
     """Return what a message function reads of the source and of the destination."""
     op = draft.producer(ref)
-    if not isinstance(op, EdgeApply) or op.operation != operation:
+    if not isinstance(op, EdgeApply) or op.operation != operation or op.relation != relation:
         return None
     by_target = {operand.target: operand.ref for operand in op.operands}
     if set(by_target) != {"u", "v"} or draft.value(by_target["u"]).shape[1:] != draft.value(by_target["v"]).shape[1:]:

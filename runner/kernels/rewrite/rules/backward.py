@@ -98,6 +98,7 @@ def _join(draft: Draft, pair: Pair, back: str) -> None:
     last: Op = pair.second
     made = GraphLinear(
         output=last.outputs[0], where=linear.where, x=pair.first.x, weight=linear.weight, is_turned=linear.is_turned,
-        edge_weight=propagate.weight, row_scale=propagate.row_scale, col_scale=propagate.col_scale, order=pair.order, back=back,
+        edge_weight=propagate.weight, row_scale=propagate.row_scale, col_scale=propagate.col_scale, order=pair.order,
+        back=back, relation=propagate.relation,
     )  # fmt: skip
     draft.replace([pair.first, pair.second], [made])

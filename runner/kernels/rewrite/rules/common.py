@@ -42,8 +42,8 @@ def _key(op: Op) -> Any:
     if isinstance(op, TypedOp):
         return op.key()
     if isinstance(op, EdgeApply):
-        return EdgeApply, op.operation, op.operands
-    return (EdgeSoftmax, op.logits, op.norm_by) if isinstance(op, EdgeSoftmax) else None
+        return EdgeApply, op.operation, op.operands, op.relation
+    return (EdgeSoftmax, op.logits, op.norm_by, op.relation) if isinstance(op, EdgeSoftmax) else None
 
 
 def _merge(draft: Draft, op: Op, kept: Ref) -> None:

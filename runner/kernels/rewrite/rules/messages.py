@@ -51,7 +51,10 @@ def _operands(draft: Draft, op: Aggregate) -> tuple[Ref, Ref | None] | None:
 
 
 def _propagate(draft: Draft, op: Aggregate, x: Ref, weight: Ref | None) -> None:
-    draft.replace([op], [Propagate(output=op.outputs[0], where=op.where, x=x, weight=weight, reduce=op.reduce)])
+    draft.replace(
+        [op],
+        [Propagate(output=op.outputs[0], where=op.where, x=x, weight=weight, reduce=op.reduce, relation=op.relation)],
+    )
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,9 @@ def _hoist(draft: Draft, op: Linear, source: EdgeApply) -> None:
             Linear(output=output, where=op.where, x=operand.ref, weight=op.weight, bias=bias, is_turned=op.is_turned)
         )
         operands.append(Operand(output, operand.target))
-    draft.replace([op], [*made, EdgeApply((op.output,), source.operation, tuple(operands), op.where)])
+    draft.replace(
+        [op], [*made, EdgeApply((op.output,), source.operation, tuple(operands), op.where, relation=source.relation)]
+    )
 
 
 @dataclass(frozen=True)
@@ -156,29 +161,41 @@ class MergeGathers:
                 yield Match(op.where, f"{op.label} of a gathered row: on nodes", partial(_map_first, draft, op, copy))
             elif isinstance(op, Binary) and draft.value(op.output).space == "edge":
                 a, b = _gathered(draft, op.a), _gathered(draft, op.b)
-                if a is not None and b is not None and draft.value(a.ref).shape == draft.value(b.ref).shape:
+                if a is not None and b is not None and _can_meet(draft, a, b):
                     yield Match(op.where, f"{op.label} of two gathered rows", partial(_meet, draft, op, a, b))
 
 
-def _gathered(draft: Draft, ref: Ref) -> Operand | None:
+def _gathered(draft: Draft, ref: Ref) -> EdgeApply | None:
     source = draft.producer(ref)
     is_copy = isinstance(source, EdgeApply) and source.operation == "copy" and source.operands[0].target != "e"
-    return source.operands[0] if is_copy and isinstance(source, EdgeApply) and source.grad else None
+    return source if is_copy and isinstance(source, EdgeApply) and source.grad else None
 
 
-def _map_first(draft: Draft, op: Map, operand: Operand) -> None:
-    mapped = Map(
-        output=draft.like(operand.ref), where=op.where, x=operand.ref, function=op.function, arguments=op.arguments
+def _can_meet(draft: Draft, a: EdgeApply, b: EdgeApply) -> bool:
+    shapes = [draft.value(one.operands[0].ref).shape for one in (a, b)]
+    return shapes[0] == shapes[1] and a.relation == b.relation
+
+
+def _copied(op: Map | Binary, ref: Ref, source: EdgeApply) -> EdgeApply:
+    """A node's value, gathered as another was."""
+    return EdgeApply(
+        (op.output,), "copy", (Operand(ref, source.operands[0].target),), op.where, relation=source.relation
     )
-    draft.replace([op], [mapped, EdgeApply((op.output,), "copy", (Operand(mapped.output, operand.target),), op.where)])
 
 
-def _meet(draft: Draft, op: Binary, a: Operand, b: Operand) -> None:
-    if a.target != b.target:
-        draft.replace([op], [EdgeApply((op.output,), op.operation, (a, b), op.where)])
+def _map_first(draft: Draft, op: Map, source: EdgeApply) -> None:
+    x = source.operands[0].ref
+    mapped = Map(output=draft.like(x), where=op.where, x=x, function=op.function, arguments=op.arguments)
+    draft.replace([op], [mapped, _copied(op, mapped.output, source)])
+
+
+def _meet(draft: Draft, op: Binary, a: EdgeApply, b: EdgeApply) -> None:
+    one, other = a.operands[0], b.operands[0]
+    if one.target != other.target:
+        draft.replace([op], [EdgeApply((op.output,), op.operation, (one, other), op.where, relation=a.relation)])
         return
-    both = Binary(output=draft.like(a.ref), where=op.where, operation=op.operation, a=a.ref, b=b.ref)
-    draft.replace([op], [both, EdgeApply((op.output,), "copy", (Operand(both.output, a.target),), op.where)])
+    both = Binary(output=draft.like(one.ref), where=op.where, operation=op.operation, a=one.ref, b=other.ref)
+    draft.replace([op], [both, _copied(op, both.output, a)])
 
 
 @dataclass(frozen=True)
@@ -218,7 +235,8 @@ def _terms(draft: Draft, op: Aggregate | EdgeApply, sign: float = 1.0) -> _Terms
             found.append((signed, operand))
             continue
         source = draft.producer(operand.ref)
-        inner = _terms(draft, source, signed) if isinstance(source, EdgeApply) and source.grad else None
+        is_same = isinstance(source, EdgeApply) and source.grad and source.relation == op.relation
+        inner = _terms(draft, source, signed) if is_same and isinstance(source, EdgeApply) else None
         if inner is None:
             return None
         found += inner
@@ -230,11 +248,13 @@ def _shift(draft: Draft, op: Aggregate, terms: _Terms) -> None:
     """The reduction of ± a[u], a minus turning max into min, plus the signed sum of the destination's terms."""
     ((source_sign, source),) = [(sign, operand) for sign, operand in terms if operand.target == "u"]
     reduce = {"max": "min", "min": "max"}.get(op.reduce, op.reduce) if source_sign < 0 else op.reduce
-    best = Propagate(output=draft.like(op.outputs[0]), where=op.where, x=source.ref, reduce=reduce)
+    best = Propagate(
+        output=draft.like(op.outputs[0]), where=op.where, x=source.ref, reduce=reduce, relation=op.relation
+    )
     made: list[Propagate | Binary | Map] = [best]
     ends = [(sign, operand.ref) for sign, operand in terms if operand.target == "v"]
     total = _signed_sum(draft, op.where, ends, made)
-    factor = _share(draft, op.reduce)
+    factor = _share(draft, op)
     if total is not None and factor is not None:
         made.append(Binary(output=draft.like(total[1]), where=op.where, operation="mul", a=total[1], b=factor))
         total = (total[0], made[-1].outputs[0])
@@ -261,9 +281,9 @@ def _signed_sum(
     return total
 
 
-def _share(draft: Draft, reduce: str) -> Ref | None:
+def _share(draft: Draft, op: Aggregate) -> Ref | None:
     """A constant [N, 1] that a destination's own term is multiplied by: its degree for a sum, else 1 where it has edges and 0 where it
     has none; None where that is 1 everywhere."""
-    degrees = draft.graph.adjacency.in_degrees
-    share = degrees if reduce == "sum" else (degrees > 0).long()
+    degrees = draft.graph.adjacency_of(op).in_degrees
+    share = degrees if op.reduce == "sum" else (degrees > 0).long()
     return None if bool((share == 1).all()) else draft.new_constant(share.to(torch.float32).unsqueeze(1), "node")

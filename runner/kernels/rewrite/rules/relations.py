@@ -49,7 +49,7 @@ class PairsNotEdges:
                 assert isinstance(source, EdgeApply)
                 made = Relational(
                     output=op.outputs[0], where=op.where, x=source.operands[0].ref, weight=typed.weight, types=typed.types,
-                    scale=scale, is_mean=op.reduce == "mean", order=_order(draft, typed),
+                    scale=scale, is_mean=op.reduce == "mean", order=_order(draft, typed), relation=op.relation,
                 )  # fmt: skip
                 yield Match(op.where, f"{made.label}, not for each edge", partial(draft.replace, [op], [made]))
 

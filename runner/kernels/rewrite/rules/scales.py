@@ -33,7 +33,7 @@ class MeanAsScale:
 
 
 def _mean(draft: Draft, op: Propagate) -> None:
-    scale = draft.graph.adjacency.mean_scale(draft.value(op.output).dtype).unsqueeze(1)
+    scale = draft.graph.adjacency_of(op).mean_scale(draft.value(op.output).dtype).unsqueeze(1)
     scaled = scale if op.row_scale is None else scale * draft.constants[op.row_scale.index].reshape(-1, 1)
     draft.replace([op], [dataclasses.replace(op, reduce="sum", row_scale=draft.new_constant(scaled, "node"))])
 
