@@ -214,11 +214,11 @@ def test_cuda_compiles(architecture: str) -> None:
 
 
 def test_a_mutation_is_caught() -> None:
-    """A kernel with one sign turned: the comparison sees it."""
+    """A kernel with another function in one place: the comparison sees it."""
     graph = GRAPHS["random directed"]
     op, shapes = chain_of(CASES["small exp"](), graph)
     kernel = EdgeKernel(op.description, graph)
-    turned = kernel._source.replace(" - ", " + ", 1)
+    turned = kernel._source.replace("exp_of<", "sigmoid_of<", 1)
     assert turned != kernel._source
     kernel._source = turned
     with pytest.raises(AssertionError, match="is off by"):

@@ -58,6 +58,7 @@ def recording_graph(graph: Any, recorder: Recorder) -> Any:
                 raise CaptureError(
                     f"{where()}: multi_update_all with apply_node_func; apply the function to the result instead"
                 )
+            recorder.require_edges([reduce for _, reduce in etype_dict.values()])
             results: dict[str, list[Tensor]] = {}
             for etype in sorted(etype_dict, key=self.get_etype_id):
                 message, reduce = etype_dict[etype]

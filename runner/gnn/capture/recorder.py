@@ -82,6 +82,14 @@ class Recorder(TorchFunctionMode):
         known = self._structures.get(id(structure))
         return None if known is None else known[1]
 
+    def require_edges(self, reducers: list[Any]) -> None:
+        """Refuse what DGL reduces in a way of its own: across relations, a maximum over no edges is infinite until the very end."""
+        takes_extremum = any(getattr(reduce, "name", "") in ("max", "min") for reduce in reducers)
+        if takes_extremum and any(bool((graph.in_degrees == 0).any()) for graph in self._relations):
+            raise CaptureError(
+                f"{where()}: multi_update_all with a maximum or minimum where a relation leaves destinations without edges"
+            )
+
     @contextmanager
     def on(self, relation: int) -> Iterator[None]:
         """Pass messages on a relation."""

@@ -41,24 +41,27 @@ inline V all(A scalar) {
     return scalar - V{};
 }
 
+// Where a condition holds, by lane.
+template <int N, class F>
+inline Lanes<Signed<A>, N> in_lanes(F condition) {
+  Lanes<Signed<A>, N> found;
+  for (int lane = 0; lane < N; ++lane) found[lane] = condition(lane) ? -1 : 0;
+  return found;
+}
+
 // The lanes of vector v that no vector before it had; 0 in the others.
-inline Vector fresh(int v, Vector lanes) {
-  if constexpr (W > 1 && C % W != 0) {
-    if (v == NV - 1) {
-      Lanes<Signed<A>, W> lane;
-      for (int at = 0; at < W; ++at) lane[at] = at;
-      return lane >= Signed<A>(W - C % W) ? lanes : Vector{};
-    }
+template <int N = W>
+inline Lanes<A, N> fresh(int v, Lanes<A, N> lanes) {
+  if constexpr (N > 1 && C % N != 0) {
+    if (v == NV - 1) return in_lanes<N>([](int lane) { return lane >= N - C % N; }) ? lanes : Lanes<A, N>{};
   }
   return lanes;
 }
 // The lanes of the first ``count`` edges; 0 in the others.
-inline Edges only(int64_t count, Edges lanes) {
-  if (count >= kEdges) return lanes;
-  if constexpr (kEdges > 1) {
-    Lanes<Signed<A>, kEdges> lane;
-    for (int at = 0; at < kEdges; ++at) lane[at] = at;
-    return lane < Signed<A>(count) ? lanes : Edges{};
+template <int N = kEdges>
+inline Lanes<A, N> only(int64_t count, Lanes<A, N> lanes) {
+  if constexpr (N > 1) {
+    if (count < N) return in_lanes<N>([=](int lane) { return lane < count; }) ? lanes : Lanes<A, N>{};
   }
   return lanes;
 }

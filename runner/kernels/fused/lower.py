@@ -155,6 +155,7 @@ class Lowering:
             row_scale = mean if row_scale is None else mean * row_scale
         key: Hashable = (
             "matrix",
+            op.relation,
             is_mean,
             dtype,
             *(None if ref is None else expression(draft, ref) for ref in factors),
