@@ -15,7 +15,7 @@ from runner.gnn.capture import capture
 from runner.kernels.adjacency import Adjacency
 from runner.kernels.lower import Executable
 from runner.kernels.opgraph import OpGraph
-from runner.kernels.rewrite.ops import Propagate
+from runner.kernels.rewrite.made import Propagate
 
 NUM_NODES = 23
 EDGES = {

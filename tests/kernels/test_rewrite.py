@@ -36,7 +36,8 @@ from runner.kernels.opgraph import Aggregate, EdgeApply, EdgeSoftmax
 from runner.kernels.rewrite.canonical import canonical
 from runner.kernels.rewrite.cost import Machine
 from runner.kernels.rewrite.engine import apply_all
-from runner.kernels.rewrite.ops import Attend, GraphLinear, Linear, Propagate, SparseProduct
+from runner.kernels.rewrite.made import Attend, GraphLinear, Propagate, SparseProduct
+from runner.kernels.rewrite.ops import Linear
 from runner.kernels.rewrite.rules.order import sites
 from runner.kernels.rewrite.search import FAMILIES, Plan, Search, rules_before
 from runner.schema import RULE_FAMILIES, ModelConfig

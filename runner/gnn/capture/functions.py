@@ -9,6 +9,7 @@ Legend: N destinations, E edges.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from runner.errors import CaptureError
 from runner.gnn.capture.calls import name_of, where
+from runner.gnn.dgl_compat import import_dgl
 from runner.kernels.opgraph import Target
 
 if TYPE_CHECKING:
@@ -215,3 +217,50 @@ class Degrees:
         raise CaptureError(f"{where()}: reads the in-degree as one number; it differs from destination to destination")
 
     __int__ = __index__ = __bool__ = __float__
+
+
+def aggregate_by_functions(recorder: Recorder, graph: Any, message: Any, reduce: Any) -> None:
+    """Record ``update_all`` whose message or reduce function, or both, are Python's."""
+    built_in = is_builtin(message)
+    messages = (
+        {message.out_field: recorder.built_in_message(graph, message)}
+        if built_in
+        else messages_of(recorder, graph, message)
+    )
+    if is_builtin(reduce):
+        with recorder.resume():
+            graph.dstdata[reduce.out_field] = recorder.reduce(messages[reduce.msg_field], reduce.name)
+        return
+    has_edges = (recorder.adjacency.in_degrees > 0).unsqueeze(1)
+    recorder.fix(has_edges, "node")
+    is_full = bool(has_edges.all())
+    with recorder.resume():
+        for name, value in reduce(RecordedNodes(graph, recorder, messages)).items():
+            if not isinstance(value, Tensor):
+                raise CaptureError(
+                    f"{_place_of(reduce)}: '{name}' is a {type(value).__name__}, not a value for each destination"
+                )
+            mask = has_edges.to(value.dtype).reshape(-1, *[1] * (value.dim() - 1))
+            graph.dstdata[name] = value if is_full else value * mask
+
+
+def messages_of(recorder: Recorder, graph: Any, message: Any) -> dict[str, Tensor]:
+    """Return what a Python message function makes of all edges, recorded."""
+    with recorder.resume():
+        found = message(RecordedEdges(graph, recorder))
+    for name, value in found.items():
+        if not isinstance(value, Tensor) or value.shape[:1] != (recorder.adjacency.num_edges,):
+            raise CaptureError(f"{_place_of(message)}: the message '{name}' is no value for each edge")
+        recorder.fix(value, "edge")
+    return dict(found)
+
+
+def is_builtin(function: Any) -> bool:
+    """Whether a function is one of DGL's own."""
+    builtin: bool = isinstance(function, import_dgl().function.base.BuiltinFunction)
+    return builtin
+
+
+def _place_of(function: Any) -> str:
+    code = getattr(function, "__code__", None)
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code else where()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +17,7 @@ from torch.overrides import TorchFunctionMode
 from runner.errors import CaptureError
 from runner.gnn.capture import calls
 from runner.gnn.capture.calls import name_of, tensors_in, where
-from runner.gnn.capture.functions import Mailbox, RecordedEdges, RecordedNodes
-from runner.gnn.dgl_compat import import_dgl
+from runner.gnn.capture.functions import Mailbox, aggregate_by_functions, is_builtin, messages_of
 from runner.kernels import reference
 from runner.kernels.adjacency import Adjacency
 from runner.kernels.opgraph import (
@@ -261,9 +259,9 @@ class Recorder(TorchFunctionMode):
 
     def aggregate(self, graph: Any, run: Callable[[], None], message: Any, reduce: Any) -> None:
         """Record ``update_all``; ``run`` is DGL's own."""
-        if not (_is_builtin(message) and _is_builtin(reduce)):
+        if not (is_builtin(message) and is_builtin(reduce)):
             if self._reads_live(graph):
-                self._aggregate_by_functions(graph, message, reduce)
+                aggregate_by_functions(self, graph, message, reduce)
             else:
                 self._run_on_constants(graph, run)
             return
@@ -277,9 +275,9 @@ class Recorder(TorchFunctionMode):
 
     def apply_edges(self, graph: Any, run: Callable[[], None], message: Any) -> None:
         """Record ``apply_edges``; ``run`` is DGL's own."""
-        if not _is_builtin(message):
+        if not is_builtin(message):
             if self._reads_live(graph):
-                for name, value in self._messages(graph, message).items():
+                for name, value in messages_of(self, graph, message).items():
                     graph.edata[name] = value
             else:
                 self._run_on_constants(graph, run)
@@ -338,41 +336,7 @@ class Recorder(TorchFunctionMode):
             for key in frame:
                 self.fix(frame[key], space)
 
-    def _messages(self, graph: Any, message: Any) -> dict[str, Tensor]:
-        """What a message function makes of all edges, recorded."""
-        with self.resume():
-            found = message(RecordedEdges(graph, self))
-        for name, value in found.items():
-            if not isinstance(value, Tensor) or value.shape[:1] != (self.adjacency.num_edges,):
-                raise CaptureError(f"{_place_of(message)}: the message '{name}' is no value for each edge")
-            self.fix(value, "edge")
-        return dict(found)
-
-    def _aggregate_by_functions(self, graph: Any, message: Any, reduce: Any) -> None:
-        built_in = _is_builtin(message)
-        messages = (
-            {message.out_field: self._built_in_message(graph, message)} if built_in else self._messages(graph, message)
-        )
-        if _is_builtin(reduce):
-            with self.resume():
-                graph.dstdata[reduce.out_field] = self.reduce(messages[reduce.msg_field], reduce.name)
-            return
-        has_edges = (self.adjacency.in_degrees > 0).unsqueeze(1)
-        self.fix(has_edges, "node")
-        with self.resume():
-            for name, value in reduce(RecordedNodes(graph, self, messages)).items():
-                if not isinstance(value, Tensor):
-                    raise CaptureError(
-                        f"{_place_of(reduce)}: '{name}' is a {type(value).__name__}, not a value for each destination"
-                    )
-                kept = (
-                    value
-                    if bool(has_edges.all())
-                    else value * has_edges.to(value.dtype).reshape(-1, *[1] * (value.dim() - 1))
-                )
-                graph.dstdata[name] = kept
-
-    def _built_in_message(self, graph: Any, message: Any) -> Tensor:
+    def built_in_message(self, graph: Any, message: Any) -> Tensor:
         """The value of a built-in message function at each edge, recorded."""
         operation, tensors, targets = _message_parts(graph, message)
         sides = [
@@ -459,16 +423,6 @@ class Recorder(TorchFunctionMode):
     def _changes_leaf(self, op: Op) -> bool:
         """In-place calls on buffers count, whoever reads their result (batch norm's result is read anyway)."""
         return isinstance(op, Call) and op.is_in_place and any(ref.index in self._ops.leaves for ref in op.reads())
-
-
-def _place_of(function: Any) -> str:
-    code = getattr(function, "__code__", None)
-    return f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code else where()
-
-
-def _is_builtin(function: Any) -> bool:
-    builtin: bool = isinstance(function, import_dgl().function.base.BuiltinFunction)
-    return builtin
 
 
 def _message_parts(graph: Any, message: Any) -> tuple[str, list[Tensor], list[Target]]:

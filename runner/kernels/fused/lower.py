@@ -26,16 +26,8 @@ from runner.kernels.ops.checks import DTYPES
 from runner.kernels.parameters import Epilogue
 from runner.kernels.rewrite.draft import Draft
 from runner.kernels.rewrite.legality import is_scale
-from runner.kernels.rewrite.ops import (
-    Attend,
-    Dropout,
-    Finish,
-    GraphLinear,
-    Propagate,
-    Relational,
-    SparseProduct,
-    TypedOp,
-)
+from runner.kernels.rewrite.made import Attend, Finish, GraphLinear, Propagate, Relational, SparseProduct
+from runner.kernels.rewrite.ops import Dropout, TypedOp
 from runner.kernels.seeds import Seeds
 
 Layout = Callable[..., FixedMatrix]

@@ -22,7 +22,7 @@ from runner.kernels.opgraph import Op, Ref
 from runner.kernels.ops.spmm import spmm
 from runner.kernels.rewrite.cost import Machine
 from runner.kernels.rewrite.draft import Draft
-from runner.kernels.rewrite.ops import Propagate
+from runner.kernels.rewrite.made import Propagate
 from runner.kernels.strategy import Program
 
 _FORMAT = 1  # of what is kept

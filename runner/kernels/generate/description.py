@@ -19,7 +19,8 @@ from runner.kernels.generate import expressions
 from runner.kernels.generate.expressions import Formula, apply, constant, operand
 from runner.kernels.opgraph import Aggregate, EdgeApply, Op, Ref
 from runner.kernels.rewrite.draft import Draft
-from runner.kernels.rewrite.ops import Binary, Linear, Map, Propagate, Total, View
+from runner.kernels.rewrite.made import Propagate
+from runner.kernels.rewrite.ops import Binary, Linear, Map, Total, View
 
 _MOST_SMALL = 64  # elements of a small value, or of a small layer's weights: each is a variable of its own
 _BINARY = ("add", "sub", "mul", "div")

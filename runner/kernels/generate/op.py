@@ -17,7 +17,8 @@ from runner.kernels.generate.description import Description, NotACaseError, desc
 from runner.kernels.opgraph import Aggregate, EdgeApply, Op, Ref
 from runner.kernels.rewrite.draft import Draft
 from runner.kernels.rewrite.engine import Match, Refusal
-from runner.kernels.rewrite.ops import Propagate, Total, TypedOp
+from runner.kernels.rewrite.made import Propagate
+from runner.kernels.rewrite.ops import Total, TypedOp
 from runner.kernels.seeds import Seeds
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from runner.kernels.opgraph import Aggregate, EdgeApply, EdgeSoftmax, Op, Ref
 from runner.kernels.rewrite.draft import Draft
-from runner.kernels.rewrite.ops import Attend, GraphLinear, Linear, Propagate, SparseProduct, View
+from runner.kernels.rewrite.made import Attend, GraphLinear, Propagate, SparseProduct
+from runner.kernels.rewrite.ops import Linear, View
 
 Stored = Callable[[Draft, Ref], float]  # how many entries of a fixed value aren't 0
 

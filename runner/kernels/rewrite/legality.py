@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from runner.kernels.opgraph import Call, Op, Ref
 from runner.kernels.rewrite.draft import Draft
-from runner.kernels.rewrite.ops import Binary, Dropout, Map, Propagate, TypedOp
+from runner.kernels.rewrite.made import Propagate
+from runner.kernels.rewrite.ops import Binary, Dropout, Map, TypedOp
 
 
 def is_scale(draft: Draft, ref: Ref) -> bool:

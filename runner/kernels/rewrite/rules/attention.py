@@ -13,7 +13,8 @@ from typing import Any
 from runner.kernels.opgraph import Aggregate, EdgeApply, EdgeSoftmax, Op, Ref
 from runner.kernels.rewrite.draft import Draft
 from runner.kernels.rewrite.engine import Match, Refusal
-from runner.kernels.rewrite.ops import Attend, Binary, Dropout, HeadMatrix, Linear, Map, Propagate, Total, View
+from runner.kernels.rewrite.made import Attend, HeadMatrix, Propagate
+from runner.kernels.rewrite.ops import Binary, Dropout, Linear, Map, Total, View
 
 
 @dataclass(frozen=True)

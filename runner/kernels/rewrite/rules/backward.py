@@ -13,7 +13,8 @@ from runner.kernels.opgraph import Op, Ref
 from runner.kernels.rewrite.draft import Draft
 from runner.kernels.rewrite.engine import Match, Refusal
 from runner.kernels.rewrite.legality import is_scale
-from runner.kernels.rewrite.ops import GraphLinear, Linear, Propagate
+from runner.kernels.rewrite.made import GraphLinear, Propagate
+from runner.kernels.rewrite.ops import Linear
 from runner.kernels.rewrite.rules.order import PROPAGATE_FIRST, TRANSFORM_FIRST
 
 OTHER = {PROPAGATE_FIRST: TRANSFORM_FIRST, TRANSFORM_FIRST: PROPAGATE_FIRST}

@@ -10,7 +10,8 @@ from typing import Any
 from runner.kernels.opgraph import Call, EdgeApply, EdgeSoftmax, Op, Ref
 from runner.kernels.rewrite.draft import Draft
 from runner.kernels.rewrite.engine import Match, Refusal
-from runner.kernels.rewrite.ops import Binary, Linear, Split, Stack, TypedOp
+from runner.kernels.rewrite.made import Split, Stack
+from runner.kernels.rewrite.ops import Binary, Linear, TypedOp
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from typing import Any
 from runner.kernels.opgraph import Op, Ref
 from runner.kernels.rewrite.draft import Draft
 from runner.kernels.rewrite.engine import Match, Refusal
-from runner.kernels.rewrite.ops import Attend, Binary, Dropout, Finish, Finishing, Linear, Map, Propagate, View
+from runner.kernels.rewrite.made import Attend, Finish, Finishing, Propagate
+from runner.kernels.rewrite.ops import Binary, Dropout, Linear, Map, View
 
 _ACTIVATIONS = ("relu", "elu", "leaky_relu")
 

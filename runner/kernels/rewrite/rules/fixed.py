@@ -13,7 +13,8 @@ from functools import partial
 from runner.kernels.opgraph import Aggregate, EdgeApply, EdgeSoftmax, Op, Ref
 from runner.kernels.rewrite.draft import Draft
 from runner.kernels.rewrite.engine import Match, Refusal
-from runner.kernels.rewrite.ops import Dropout, Linear, SparseProduct, TypedOp
+from runner.kernels.rewrite.made import SparseProduct
+from runner.kernels.rewrite.ops import Dropout, Linear, TypedOp
 from runner.units import format_bytes
 
 

@@ -16,7 +16,8 @@ import torch
 from runner.kernels.opgraph import Aggregate, Call, EdgeApply, Operand, Ref
 from runner.kernels.rewrite.draft import Draft
 from runner.kernels.rewrite.engine import Match, Refusal
-from runner.kernels.rewrite.ops import Binary, Concat, Linear, Map, Part, Propagate
+from runner.kernels.rewrite.made import Part, Propagate
+from runner.kernels.rewrite.ops import Binary, Concat, Linear, Map
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from runner.kernels.opgraph import Op, Ref
 from runner.kernels.rewrite.draft import Draft, reading
 from runner.kernels.rewrite.engine import Match, Refusal
 from runner.kernels.rewrite.legality import Region, obstacle, region_from, region_into
-from runner.kernels.rewrite.ops import Binary, Linear, Map, Propagate, TypedOp
+from runner.kernels.rewrite.made import Propagate
+from runner.kernels.rewrite.ops import Binary, Linear, Map, TypedOp
 
 PROPAGATE_FIRST, TRANSFORM_FIRST = "propagate first", "transform first"
 

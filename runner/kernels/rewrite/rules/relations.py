@@ -13,7 +13,8 @@ from runner.kernels.opgraph import Aggregate, EdgeApply, Op, Ref
 from runner.kernels.rewrite.draft import Draft
 from runner.kernels.rewrite.engine import Match, Refusal
 from runner.kernels.rewrite.legality import is_scale
-from runner.kernels.rewrite.ops import Binary, Relational, TypedLinear
+from runner.kernels.rewrite.made import Relational
+from runner.kernels.rewrite.ops import Binary, TypedLinear
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from runner.kernels.opgraph import Op, Ref
 from runner.kernels.rewrite.draft import Draft
 from runner.kernels.rewrite.engine import Match, Refusal
 from runner.kernels.rewrite.legality import is_constant_scale
-from runner.kernels.rewrite.ops import Binary, Map, Propagate
+from runner.kernels.rewrite.made import Propagate
+from runner.kernels.rewrite.ops import Binary, Map
 
 
 @dataclass(frozen=True)
