@@ -95,7 +95,18 @@ class Call:
     @property
     def is_in_place(self) -> bool:
         """Whether it changes a tensor that it is given."""
-        return "out" in self.kwargs or (self.label.endswith("_") and not self.label.endswith("__"))
+        name = self.label
+        is_operator = name in (
+            "__iadd__",
+            "__isub__",
+            "__imul__",
+            "__itruediv__",
+            "__ifloordiv__",
+            "__imod__",
+            "__ipow__",
+            "__setitem__",
+        )
+        return "out" in self.kwargs or is_operator or (name.endswith("_") and not name.endswith("__"))
 
     def reads(self) -> list[Ref]:
         return list(leaves((self.args, self.kwargs), Ref))

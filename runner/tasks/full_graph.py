@@ -76,6 +76,7 @@ def make_strategy(
             min_gain=kernel.min_gain,
             without=kernel.without,
             keep_choices=kernel.keep_choices,
+            replay=replay,
         )
     if name == "auto":
         kept = next((choice["strategy"] for choice in replay if "strategy" in choice), None)
@@ -83,7 +84,7 @@ def make_strategy(
         fused, density = candidates["fused"], candidates["density_adaptive"]
         assert isinstance(fused, Fused)
         assert isinstance(density, DensityAdaptive)
-        both = FusedAdaptive(fused=fused, density=dataclasses.replace(density, replay=()))
+        both = FusedAdaptive(fused=fused, density=density)
         return Auto(
             candidates=[*candidates.values(), both], num_trials=kernel.num_trials, min_gain=kernel.min_gain, kept=kept
         )
@@ -98,7 +99,7 @@ def make_strategy(
         matrix_units=kernel.matrix_units,
         atomics=kernel.atomics,
         picture=kernel.picture,
-        replay=[choice for choice in replay if "strategy" not in choice],  # auto's own
+        replay=[choice for choice in replay if "matrix" in choice],
         on_progress=on_progress,
         on_calibration=lambda: say("compiling and measuring kernels for the cost model, once on this machine"),
     )

@@ -59,6 +59,14 @@ def test_a_choice_is_kept_and_found_again(monkeypatch: pytest.MonkeyPatch, tmp_p
         Fused(trial_seconds=0.05).prepare(program)
 
 
+def test_a_resumed_run_takes_the_programs_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = experiment_of("model=gin").program
+    first = Fused(trial_seconds=0.05, keep_choices=False).prepare(program)
+    monkeypatch.setattr(trials.Trials, "_time", lambda *_: pytest.fail("measured again"))
+    second = Fused(keep_choices=False, replay=first.report["choices"]).prepare(program)
+    assert second.report["choices"] == first.report["choices"]
+
+
 def test_without_timing_the_cost_model_decides() -> None:
     prepared = Fused(trial_seconds=0).prepare(experiment_of("model=gcn").program)
     assert prepared.report["tried_s"] == {}

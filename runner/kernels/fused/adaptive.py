@@ -116,7 +116,9 @@ class PreparedFusedAdaptive:
         plans.forget_unchosen()
         self.preprocess_s = preprocess_s | {f"fused: {phase}": took for phase, took in inner.preprocess_s.items()}
         self.draws_by_seed = inner.draws_by_seed
-        self.report: dict[str, Any] = {**inner.report, **plans.report()}
+        found = plans.report()
+        choices = [*inner.report["choices"], *found["choices"]]
+        self.report: dict[str, Any] = {**inner.report, **found, "choices": choices}
 
     @property
     def resident_bytes(self) -> int:

@@ -18,7 +18,7 @@ from runner.kernels.fused.invariants import Invariants
 from runner.kernels.fused.lower import Layout, executable
 from runner.kernels.fused.machine import StoredEntries, calibrated
 from runner.kernels.fused.products import FixedMatrix
-from runner.kernels.fused.trials import Choice, Trials
+from runner.kernels.fused.trials import Choice, Trials, mode_name
 from runner.kernels.lower import Executable
 from runner.kernels.opgraph import OpGraph
 from runner.kernels.rewrite.search import FAMILIES, Rewritten, Search
@@ -36,6 +36,8 @@ class Fused:
         min_gain: another than baseline must be faster by this share.
         without: families of rules that are switched off.
         keep_choices: take what an earlier run measured for the same program on the same machine.
+        replay: the choices of an earlier run's report: the programs that it names are taken, not measured, so that a resumed run
+            rounds as the first one did.
         name: the strategy.
     """
 
@@ -44,6 +46,7 @@ class Fused:
     min_gain: float = 0.03
     without: Sequence[str] = ()
     keep_choices: bool = True
+    replay: Sequence[dict[str, Any]] = ()
     name: str = "fused"
 
     def prepare(self, program: Program, layout: Layout = FixedMatrix.of) -> PreparedFused:
@@ -73,7 +76,8 @@ class Fused:
             training: watch.measure("rewrite", partial(search, training)) for training in (True, False)
         }
         invariants = Invariants()
-        trials = Trials(program, invariants, self.trial_seconds / 2, self.min_gain, self.keep_choices, layout)
+        earlier: dict[str, str] = next((choice["programs"] for choice in self.replay if "programs" in choice), {})
+        trials = Trials(program, invariants, self.trial_seconds / 2, self.min_gain, self.keep_choices, layout, earlier)
         choices: dict[bool, Choice] = {
             training: watch.measure("select", partial(trials.choose, ranked[training], training))
             for training in (True, False)
@@ -125,6 +129,7 @@ class PreparedFused(OwnOrder):
         return {
             "plan": str(kept.plan),
             "is_baseline": choice.is_baseline,
+            "choices": [{"programs": {mode_name(training): one.named for training, one in self._choices.items()}}],
             "rules": [str(step) for step in kept.steps if not step.reason],
             "refused": [str(step) for step in kept.steps if step.reason],
             "ops": [op.label for op in kept.draft.ops],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -46,6 +46,16 @@ class Choice:
     is_baseline: bool = False
     tried_s: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def named(self) -> str:
+        """Its plan, or baseline."""
+        return BASELINE if self.is_baseline else str(self.kept.plan)
+
+
+def mode_name(training: bool) -> str:
+    """Return what reports call a mode."""
+    return "training" if training else "evaluation"
+
 
 @dataclass
 class Trials:
@@ -58,6 +68,7 @@ class Trials:
         min_gain: a program must be faster than baseline by this share.
         keeps: whether choices are kept on disk.
         layout: of propagations with fixed factors.
+        earlier: what an earlier run kept, by mode: a plan, or baseline.
     """
 
     program: Program
@@ -66,9 +77,14 @@ class Trials:
     min_gain: float
     keeps: bool
     layout: Layout = FixedMatrix.of
+    earlier: Mapping[str, str] = field(default_factory=dict)
 
     def choose(self, ranked: list[Rewritten], training: bool) -> Choice:
-        """Return the fastest of the programs in a mode, or baseline."""
+        """Return the fastest of the programs in a mode, or baseline; or what an earlier run kept."""
+        wanted = self.earlier.get(mode_name(training))
+        if wanted is not None:
+            known = next((entry for entry in ranked if str(entry.plan) == wanted), ranked[0])
+            return Choice(known, "as in an earlier run", wanted == BASELINE)
         if not self.budget_s:
             return Choice(ranked[0], "by the cost model")
         file = f"programs/{self._key(ranked, training)}.json"

@@ -84,7 +84,7 @@ class _Reader:
 
     @property
     def common(self) -> dict[str, Any]:
-        return {"output": self.output, "where": self.call.where}
+        return {"output": self.output, "where": self.call.where, "grad": self.call.grad}
 
     def ref(self, at: int) -> Ref | None:
         """The value that an argument is, where it is one."""
@@ -245,8 +245,8 @@ _TYPED: dict[str, Typing] = {
     **dict.fromkeys(("pow", "__pow__", "pow_"), _Reader.power),
     **{name: _binary(operation)
        for operation in ("add", "sub", "mul", "div")
-       for name in (operation, f"{operation}_", f"__{operation}__")},
-    **dict.fromkeys(("true_divide", "__truediv__"), lambda reader: reader.binary("div")),
+       for name in (operation, f"{operation}_", f"__{operation}__", f"__i{operation}__")},
+    **dict.fromkeys(("true_divide", "__truediv__", "__itruediv__"), lambda reader: reader.binary("div")),
     "__radd__": lambda reader: reader.binary("add"),
     "__rmul__": lambda reader: reader.binary("mul"),
     **dict.fromkeys(("__rsub__", "rsub"), lambda reader: reader.binary("sub", is_turned=True)),

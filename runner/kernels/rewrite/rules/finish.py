@@ -44,6 +44,8 @@ _Fields = dict[str, Any]
 
 def _what_follows(draft: Draft, op: Op) -> Iterator[tuple[Ref, _Fields]]:
     """Yield (value, what is done to it) for an op that works element by element; a sum can be read in two ways."""
+    if not op.grad:
+        return
     match op:
         case Map() if op.function in _ACTIVATIONS:
             yield op.x, {"activation": op.function, "slope": op.arguments[0] if op.arguments else 0.0}
@@ -111,7 +113,7 @@ class ViewLast:
 
     def find(self, draft: Draft) -> Iterator[Match | Refusal]:
         for op in draft.ops:
-            view = draft.producer(op.x) if isinstance(op, Map | Dropout) else None
+            view = draft.producer(op.x) if isinstance(op, Map | Dropout) and op.grad else None
             if isinstance(view, View) and isinstance(op, Map | Dropout) and draft.is_read_once(view.output):
                 yield Match(op.where, f"{op.label} before the view", partial(_swap, draft, op, view))
 
