@@ -79,11 +79,19 @@ def plain(graph: OpGraph, op: Op, seeds: Seeds | None = None) -> Kernel:
             return lambda resolve: reference.edge_softmax(adjacency, resolve(op.logits), op.norm_by)
         case EdgeApply():
             return lambda resolve: message(graph, op, resolve)
+        case Aggregate() if _sums_neighbours(graph, op):
+            return lambda resolve: reference.neighbour_sum(adjacency, resolve(op.operands[0].ref), op.reduce)
         case Aggregate():
             return lambda resolve: reference.aggregate(adjacency, message(graph, op, resolve), op.reduce)
         case TypedOp():
             return lambda resolve: op.plain(adjacency, seeds or Seeds(), *map(resolve, op.reads()))
     raise AssertionError(f"{op.label} can't be run")
+
+
+def _sums_neighbours(graph: OpGraph, op: Aggregate) -> bool:
+    """Whether an op is a sum or mean of the sources' rows, which needs no messages: of the features there may be far too many."""
+    is_copy = op.operation == "copy" and op.operands[0].target == "u" and op.reduce in ("sum", "mean")
+    return is_copy and len(graph.values[op.operands[0].ref.index].shape) == 2 and graph.adjacency_of(op).num_edges > 0
 
 
 def fill(structure: Any, resolve: Resolve) -> Any:
