@@ -7,7 +7,7 @@ in the order of the edge ids), ``dense`` (neither: weights, scalars).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol, TypeVar
@@ -199,6 +199,15 @@ def replace_leaves(structure: Any, kind: type[Leaf], change: Callable[[Leaf], An
     return structure
 
 
+def trainable(leaves: Mapping[int, Tensor], ops: Iterable[Op]) -> frozenset[int]:
+    """Return the numbers of the values that a gradient flows through: parameters, and what ops, in their order, make of them."""
+    found = {index for index, tensor in leaves.items() if tensor.requires_grad}
+    for op in ops:
+        if any(ref.index in found for ref in op.reads()):
+            found.update(ref.index for ref in op.outputs)
+    return frozenset(found)
+
+
 @dataclass(frozen=True, eq=False)
 class OpGraph:
     """A captured forward: ``features -> output``.
@@ -235,11 +244,7 @@ class OpGraph:
     @cached_property
     def trainable(self) -> frozenset[int]:
         """Numbers of the values that a gradient flows through: those that depend on a parameter."""
-        found = {index for index, tensor in self.leaves.items() if tensor.requires_grad}
-        for op in self.ops:
-            if any(ref.index in found for ref in op.reads()):
-                found.update(ref.index for ref in op.outputs)
-        return frozenset(found)
+        return trainable(self.leaves, self.ops)
 
     def bound_to(self, leaves: dict[str, Tensor], adjacency: Adjacency) -> OpGraph:
         """Return the same ops where ``adjacency``, the same graph, is; parameters and buffers are taken by name from ``leaves``."""

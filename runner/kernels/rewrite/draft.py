@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from runner.kernels.opgraph import Call, Op, Operand, OpGraph, Ref, Space, Value, replace_leaves
+from runner.kernels.opgraph import Call, Op, Operand, OpGraph, Ref, Space, Value, replace_leaves, trainable
 
 OpT = TypeVar("OpT", bound=Op)
 
@@ -32,6 +32,7 @@ class Draft:
         self.prologue: list[Op] = []
         self._producers: dict[int, Op] | None = None
         self._readers: dict[int, list[Op]] | None = None
+        self._trainable: frozenset[int] | None = None
 
     # --- looking ---------------------------------------------------------------------------------------------------------
 
@@ -66,10 +67,9 @@ class Draft:
 
     def is_trainable(self, ref: Ref) -> bool:
         """Whether a gradient flows through a value."""
-        if ref.index in self.graph.leaves:
-            return self.graph.leaves[ref.index].requires_grad
-        producer = self.producer(ref)
-        return producer is not None and any(self.is_trainable(read) for read in set(producer.reads()))
+        if self._trainable is None:
+            self._trainable = trainable(self.graph.leaves, self.ops)
+        return ref.index in self._trainable
 
     # --- changing --------------------------------------------------------------------------------------------------------
 
@@ -97,12 +97,6 @@ class Draft:
         before = [op for op in self.ops[:place] if id(op) not in gone]
         after = [op for op in self.ops[place:] if id(op) not in gone]
         self.ops = [*before, *new, *after]
-        self._forget()
-
-    def insert_before(self, place: Op, new: Sequence[Op]) -> None:
-        """Put new ops in front of an op."""
-        at = next(at for at, op in enumerate(self.ops) if op is place)
-        self.ops[at:at] = new
         self._forget()
 
     def rename(self, old: Ref, new: Ref) -> None:
@@ -148,7 +142,7 @@ class Draft:
         )
 
     def _forget(self) -> None:
-        self._producers = self._readers = None
+        self._producers = self._readers = self._trainable = None
 
 
 def reading(op: OpT, names: Mapping[int, Ref]) -> OpT:

@@ -10,7 +10,6 @@ Legend: N nodes, E edges, F features.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runner.kernels.opgraph import Call, Op, Ref
@@ -107,16 +106,29 @@ def region_into(draft: Draft, ref: Ref) -> Region:
 
 
 def _walk_up(draft: Draft, ref: Ref, stops: set[int]) -> Region:
-    inputs = carried(draft, draft.producer(ref)) if ref.index not in stops else ()
-    op = draft.producer(ref)
-    if not inputs or op is None or not op.grad:
-        return Region(ref, (), ref)
-    regions = [_walk_up(draft, value, stops) for value in inputs]
-    bases = {region.base for region in regions}
-    if len(bases) > 1:
-        return Region(ref, (), ref)
-    ops = list({id(inner): inner for region in regions for inner in region.ops}.values())
-    return Region(bases.pop(), (*_in_order(draft, ops), op), ref)
+    """Return the largest region whose result is a value, going no further up than ``stops``; one pass, since sums fan out."""
+    bases = _bases(draft, ref, stops)
+    ops, wanted = list[Op](), {ref.index}
+    for op in reversed(draft.ops):
+        output = op.outputs[0]
+        if output.index in wanted and output.index in bases:
+            ops.append(op)
+            wanted.update(value.index for value in carried(draft, op))
+    return Region(bases.get(ref.index, ref), tuple(ops[::-1]), ref)
+
+
+def _bases(draft: Draft, ref: Ref, stops: set[int]) -> dict[int, Ref]:
+    """Return, of the values down to one that ops make from a single value from the left, that value."""
+    bases: dict[int, Ref] = {}
+    last = draft.producer(ref)
+    for op in draft.ops:
+        inputs = carried(draft, op) if op.grad and op.outputs[0].index not in stops else ()
+        found = {bases.get(value.index, value) for value in inputs}
+        if len(found) == 1:
+            bases[op.outputs[0].index] = found.pop()
+        if op is last:
+            break
+    return bases
 
 
 def region_from(draft: Draft, ref: Ref) -> Region:
@@ -136,8 +148,3 @@ def region_from(draft: Draft, ref: Ref) -> Region:
             return Region(ref, tuple(ops), ops[-1].outputs[0])
         ops.pop()
     return Region(ref, (), ref)
-
-
-def _in_order(draft: Draft, ops: Sequence[Op]) -> list[Op]:
-    wanted = {id(op) for op in ops}
-    return [op for op in draft.ops if id(op) in wanted]
