@@ -29,10 +29,10 @@ from torch import Tensor, nn
 
 from runner.gnn.capture import capture
 from runner.gnn.models import build_model
-from runner.kernels.fused.invariants import Invariants
+from runner.kernels.fused.invariants import Expressions, Invariants
 from runner.kernels.fused.lower import executable
 from runner.kernels.lower import Executable
-from runner.kernels.opgraph import Aggregate, EdgeApply, EdgeSoftmax
+from runner.kernels.opgraph import Aggregate, EdgeApply, EdgeSoftmax, Ref
 from runner.kernels.rewrite.canonical import canonical
 from runner.kernels.rewrite.cost import Machine
 from runner.kernels.rewrite.engine import apply_all
@@ -216,6 +216,23 @@ def test_other_features_and_features_changed_in_place_are_propagated_anew() -> N
     assert torch.allclose(outcome(x), module(graph, x), atol=1e-5)
 
 
+def test_what_lies_between_is_not_kept() -> None:
+    module, x = MODULES["SGConv"](), features_of("random directed")
+    draft = next(
+        found.draft for found in programs(captured(module, "random directed"), True, 8) if found.draft.prologue
+    )
+    invariants = Invariants()
+    invariants.follow(x)
+    executable(draft, invariants)(x)
+    read = {ref.index for op in draft.ops for ref in op.reads()}
+    made = [output.index for op in draft.prologue for output in op.outputs]
+    assert len(set(made) - read) >= 1
+    names = Expressions(draft, invariants)
+    is_sparse = any(isinstance(op, SparseProduct) for op in draft.ops)
+    kept = {index for index in made if invariants.has(names(Ref(index)))}
+    assert kept == (set() if is_sparse else set(made) & read)
+
+
 def test_training_and_evaluation_share_what_is_equal() -> None:
     module, x = MODULES["SGConv"](), features_of("random directed")
     invariants = Invariants()
@@ -296,6 +313,35 @@ def test_rewriting_takes_little_time() -> None:
     began = time.perf_counter()
     programs(graph, training=True)
     assert time.perf_counter() - began < 20
+
+
+class Hops(nn.Module):
+    """``h = h + mean of h over the sources``, many times: each sum reads what went into the one before twice."""
+
+    def __init__(self, count: int, is_first: bool) -> None:
+        super().__init__()
+        self.count, self.is_first, self.linear = count, is_first, nn.Linear(WIDTH, 4, bias=False)
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        with graph.local_scope():
+            h = self.linear(x) if self.is_first else x
+            for _ in range(self.count):
+                graph.ndata["h"] = h
+                graph.update_all(fn.copy_u("h", "m"), fn.mean("m", "o"))
+                h = h * 0.5 + graph.ndata["o"] * 0.5
+            return h if self.is_first else self.linear(h)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_sums_that_fan_out_are_walked_once(is_first: bool) -> None:
+    """A guard against walks that double with each sum: 2^30 steps would not end."""
+    module, x = Hops(30, is_first), features_of("random directed")
+    graph = captured(module, "random directed")
+    began = time.perf_counter()
+    found = programs(graph, training=True, count=4)
+    assert time.perf_counter() - began < 20
+    for one in found:
+        assert_close(answer(module, on_kernels(one, x), x, False), exact(module, "random directed"), str(one.plan))
 
 
 def test_a_derivation_tells_rule_place_and_effect() -> None:

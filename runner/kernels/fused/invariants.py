@@ -28,6 +28,11 @@ class Invariants:
         self._version = -1
         self._values: dict[Hashable, Any] = {}
         self._layouts: dict[Hashable, Any] = {}
+        self._numbers: dict[Hashable, int] = {}
+
+    def number(self, expression: Hashable) -> int:
+        """Return a number, the same for equal expressions."""
+        return self._numbers.setdefault(expression, len(self._numbers))
 
     def follow(self, features: Tensor) -> None:
         """Forget what was made of other features than these, or of these before they were changed in place."""
@@ -42,6 +47,10 @@ class Invariants:
                 self._values[key] = make()
         found: Made = self._values[key]
         return found
+
+    def has(self, key: Hashable) -> bool:
+        """Whether something is kept of the features under a key."""
+        return key in self._values
 
     def layout(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """Return what is kept of the graph under a key, made where it is missing."""
@@ -64,15 +73,30 @@ class Invariants:
         self._layouts.clear()
 
 
-def expression(draft: Draft, ref: Ref) -> Hashable:
-    """Return what a fixed value is made of, equal for equal values of any draft of one program; features are ``X``."""
-    if ref == draft.graph.features:
-        return "X"
-    if ref.index in draft.constants:
-        constant = draft.constants[ref.index]
-        return "constant", tuple(constant.shape), str(constant.dtype), _digest(constant)
-    op = next(op for op in draft.prologue if ref in op.outputs)
-    return (op.label, _settings(op), *(expression(draft, read) for read in op.reads()))
+class Expressions:
+    """What the fixed values of a draft are made of, as numbers: equal for equal values of any draft of one program.
+
+    An expression is told by the numbers of its parts, so that its size doesn't grow with what it is made of.
+
+    Args:
+        draft: whose constants and prologue they are.
+        invariants: gives the numbers.
+    """
+
+    def __init__(self, draft: Draft, invariants: Invariants) -> None:
+        self._draft, self._invariants = draft, invariants
+        self._numbers = {draft.graph.features.index: invariants.number("features")}
+        for op in draft.prologue:
+            (output,) = op.outputs
+            self._numbers[output.index] = invariants.number((op.label, _settings(op), *map(self.__call__, op.reads())))
+
+    def __call__(self, ref: Ref) -> int:
+        """Return the number of the features, a constant, or a value of the prologue."""
+        if ref.index not in self._numbers:
+            constant = self._draft.constants[ref.index]
+            told = "constant", tuple(constant.shape), str(constant.dtype), _digest(constant)
+            self._numbers[ref.index] = self._invariants.number(told)
+        return self._numbers[ref.index]
 
 
 def _settings(op: Op) -> Hashable:

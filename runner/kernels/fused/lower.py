@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from runner.kernels import native
-from runner.kernels.fused.invariants import Invariants, expression
+from runner.kernels.fused.invariants import Expressions, Invariants
 from runner.kernels.fused.products import FixedMatrix, SparseMatrix, finished, graph_linear, sparse_product
 from runner.kernels.fused.relations import Pairs, relational
 from runner.kernels.generate.op import EdgeReduce
@@ -58,6 +58,7 @@ class Lowering:
 
     def __init__(self, draft: Draft, invariants: Invariants, seeds: Seeds, layout: Layout = FixedMatrix.of) -> None:
         self._draft, self._invariants, self._seeds, self._layout = draft, invariants, seeds, layout
+        self._name = Expressions(draft, invariants)
         self.graph = self._without_prologue()
         self._has_kernels = has_kernels(draft.graph.adjacency.device)
 
@@ -107,17 +108,38 @@ class Lowering:
             return resolve(ref)
         if ref.index in draft.constants:
             return draft.constants[ref.index]
-        op = next(op for op in draft.prologue if ref in op.outputs)
+        return self._invariants.value(self._name(ref), lambda: self._made(ref, resolve))
 
-        def make() -> Tensor:
+    def _passing(self, ref: Ref, resolve: Resolve) -> Tensor:
+        """A fixed value that need not be kept, since what is made of it is."""
+        is_made = ref != self._draft.graph.features and ref.index not in self._draft.constants
+        is_missing = is_made and not self._invariants.has(self._name(ref))
+        return self._made(ref, resolve) if is_missing else self._fixed(ref, resolve)
+
+    def _made(self, ref: Ref, resolve: Resolve) -> Tensor:
+        """Run what a value of the prologue is made by; values between are kept only where they are asked for themselves."""
+        made: dict[int, Tensor] = {}
+
+        def read(ref: Ref) -> Tensor:
+            return made[ref.index] if ref.index in made else self._fixed(ref, resolve)
+
+        for op in self._missing(ref):
             run = self.kernel(op) or plain(self.graph, op, self._seeds)
-            made: Tensor = run(lambda read: self._fixed(read, resolve))
-            return made
+            made[op.outputs[0].index] = run(read)
+        return made[ref.index]
 
-        return self._invariants.value(expression(draft, ref), make)
+    def _missing(self, ref: Ref) -> list[Op]:
+        """The ops of the prologue that a value needs, but those whose results are kept already."""
+        needed, ops = {ref.index}, list[Op]()
+        for op in reversed(self._draft.prologue):
+            (output,) = op.outputs
+            if output.index in needed and not self._invariants.has(self._name(output)):
+                ops.append(op)
+                needed.update(read.index for read in op.reads())
+        return ops[::-1]
 
     def _sparse(self, op: SparseProduct) -> Kernel:
-        draft, key = self._draft, ("sparse", expression(self._draft, op.x))
+        draft, key = self._draft, ("sparse", self._name(op.x))
         drop = op.input_drop
         if not self._has_kernels:
             return lambda resolve: op.plain(
@@ -125,7 +147,7 @@ class Lowering:
             )
 
         def run(resolve: Resolve) -> Tensor:
-            x = self._invariants.value(key, lambda: SparseMatrix.of(self._fixed(op.x, resolve)))
+            x = self._invariants.value(key, lambda: SparseMatrix.of(self._passing(op.x, resolve)))
             input_drop = None if drop is None else (drop.probability, self._seeds(drop.number))
             weight = resolve(op.weight)
             tensors = (weight, weight, *map(resolve, op.reads()[2:]))  # x isn't read densely
@@ -150,7 +172,7 @@ class Lowering:
             op.relation,
             is_mean,
             dtype,
-            *(None if ref is None else expression(draft, ref) for ref in factors),
+            *(None if ref is None else self._name(ref) for ref in factors),
         )
         return lambda: self._invariants.layout(
             key, lambda: self._layout(adjacency, weight, row_scale, col_scale, dtype)
@@ -217,7 +239,7 @@ class Lowering:
         types = draft.constants[op.types.index].reshape(-1)
         scale = None if op.scale is None else draft.constants[op.scale.index].reshape(-1)
         dtype = draft.value(op.output).dtype
-        key = ("pairs", op.relation, op.order, op.is_mean, dtype, *(expression(draft, ref) for ref in op.reads()[2:]))
+        key = ("pairs", op.relation, op.order, op.is_mean, dtype, *(self._name(ref) for ref in op.reads()[2:]))
         first = op.order == "transform first"
 
         def run(resolve: Resolve) -> Tensor:

@@ -98,19 +98,17 @@ class StoredEntries:
 
     def __call__(self, draft: Draft, ref: Ref) -> float:
         """Return the entries of a value that aren't 0."""
-        return self._share_of(draft, ref) * math.prod(draft.value(ref).shape)
+        shares = {draft.graph.features.index: self._share}
+        for op in draft.prologue:
+            read = (shares.get(used.index, 1.0) for used in op.reads() if used.index not in draft.constants)
+            shares[op.outputs[0].index] = _share_after(draft, op, max(read, default=1.0))
+        return shares.get(ref.index, 1.0) * math.prod(draft.value(ref).shape)
 
-    def _share_of(self, draft: Draft, ref: Ref) -> float:
-        if ref == draft.graph.features:
-            return self._share
-        op: Op | None = next((op for op in draft.prologue if ref in op.outputs), None)
-        if op is None:
-            return 1.0
-        inner = max(
-            (self._share_of(draft, read) for read in op.reads() if read.index not in draft.constants), default=1.0
-        )
-        if not isinstance(op, Propagate):
-            return inner
-        adjacency = draft.graph.adjacency_of(op)
-        mean_degree = adjacency.num_edges / max(adjacency.num_dst, 1)
-        return 1 - (1 - inner) ** max(mean_degree, 1.0)
+
+def _share_after(draft: Draft, op: Op, share: float) -> float:
+    """A sum over neighbours misses only where all of them do; other ops leave what is stored as it is."""
+    if not isinstance(op, Propagate):
+        return share
+    adjacency = draft.graph.adjacency_of(op)
+    mean_degree = adjacency.num_edges / max(adjacency.num_dst, 1)
+    return 1 - (1 - share) ** max(mean_degree, 1.0)
