@@ -84,6 +84,23 @@ class EdgesOfOne(nn.Module):
             return out + graph.ndata["p"]
 
 
+class EdgesOfAnother(nn.Module):
+    """Rows gathered along one relation, a layer a type, summed along another of as many edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = CONV.TypedLinear(WIDTH, 3, 2)
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        with graph.local_scope():
+            graph.ndata["h"] = x
+            graph.apply_edges(fn.copy_u("h", "m"), etype="a")
+            rows = graph.edges["a"].data["m"]
+            graph.edges["b"].data["n"] = self.layer(rows, torch.arange(rows.shape[0]) % 2)
+            graph.update_all(fn.copy_e("n", "k"), fn.sum("k", "o"), etype="b")
+            return graph.ndata["o"]
+
+
 MODULES = {
     "GraphConv": lambda: Stock(lambda: CONV.GraphConv(WIDTH, 4, **LOOSE)),
     "SAGEConv, mean": lambda: Stock(lambda: CONV.SAGEConv(WIDTH, 4, "mean"), "mean"),
@@ -92,6 +109,7 @@ MODULES = {
     **{f"across {name}": lambda name=name: Crossed(name) for name in ("sum", "mean", "max", "min", "stack")},
     "across, by hand": lambda: Crossed(lambda values: torch.stack(values).prod(0)),
     "named in each call": EdgesOfOne,
+    "edges of another": EdgesOfAnother,
 }
 
 

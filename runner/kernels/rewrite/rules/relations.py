@@ -34,7 +34,10 @@ class PairsNotEdges:
             typed, scale = found
             source = draft.producer(typed.x)
             is_gather = (
-                isinstance(source, EdgeApply) and source.operation == "copy" and source.operands[0].target == "u"
+                isinstance(source, EdgeApply)
+                and source.operation == "copy"
+                and source.operands[0].target == "u"
+                and source.relation == op.relation
             )
             if op.reduce not in ("sum", "mean"):
                 yield Refusal(
