@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -166,6 +167,42 @@ def test_tempting_rewrites_are_refused_and_the_reason_is_given(module: nn.Module
     x = features_of("random directed")
     for found in programs(captured(module, "random directed"), training=True):
         assert_close(answer(module, on_kernels(found, x), x, False), exact(module, "random directed"), words)
+
+
+class OfBothEnds(nn.Module):
+    """A linear layer over edges of both ends' rows, one of which may be a single number, or gathered without gradients."""
+
+    def __init__(self, operation: str, narrow: str = "", is_detached: bool = False) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
+        self.operation, self.narrow, self.is_detached = operation, narrow, is_detached
+
+    def forward(self, graph: Any, x: Tensor) -> Tensor:
+        with graph.local_scope():
+            h = self.first(x)
+            graph.ndata["a"] = h[:, :1] if self.narrow == "a" else h
+            graph.ndata["b"] = h[:, 1:2] if self.narrow == "b" else h.cos()
+            message = fn.copy_u("a", "m") if self.operation == "copy" else getattr(fn, self.operation)("a", "b", "m")
+            with torch.no_grad() if self.is_detached else nullcontext():
+                graph.apply_edges(message)
+            graph.edata["n"] = self.second(graph.edata["m"])
+            graph.update_all(fn.copy_e("n", "k"), fn.max("k", "o"))
+            return graph.ndata["o"]
+
+
+@pytest.mark.parametrize("is_detached", [False, True])
+@pytest.mark.parametrize(
+    ("operation", "narrow"),
+    [("u_add_v", "a"), ("u_add_v", "b"), ("u_sub_v", "a"), ("u_sub_v", ""), ("u_add_v", ""), ("copy", "")],
+)
+def test_a_layer_of_both_ends_moves_only_where_each_has_a_row(operation: str, narrow: str, is_detached: bool) -> None:
+    module, x = OfBothEnds(operation, narrow, is_detached), features_of("random directed")
+    for found in programs(captured(module, "random directed"), training=True):
+        assert_close(answer(module, on_kernels(found, x), x, False), exact(module, "random directed"), str(found.plan))
+        is_on_edges = any(
+            isinstance(op, Linear) and found.draft.value(op.output).space == "edge" for op in found.draft.ops
+        )
+        assert is_on_edges == (bool(narrow) or is_detached)
 
 
 class TrainsItsInput(nn.Module):

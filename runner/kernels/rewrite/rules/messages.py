@@ -70,22 +70,24 @@ class HoistLinear:
             if not isinstance(op, Linear) or draft.value(op.output).space != "edge":
                 continue
             source = draft.producer(op.x)
-            if isinstance(source, EdgeApply) and source.operation in ("add", "sub") and _ends(source) and source.grad:
-                yield Match(
-                    op.where,
-                    f"linear of {source.label}: on nodes, not edges",
-                    partial(_hoist, draft, op, source),
-                )
-            elif isinstance(source, EdgeApply) and source.operation == "copy" and source.operands[0].target != "e":
-                yield Match(op.where, "linear of a gathered row: on nodes", partial(_hoist, draft, op, source))
+            if _gathered(draft, op.x) or (isinstance(source, EdgeApply) and source.grad and _is_of_ends(source)):
+                assert isinstance(source, EdgeApply)
+                yield _hoisting(draft, op, source)
             elif isinstance(source, EdgeApply) and source.operation in ("mul", "div", "dot"):
                 yield Refusal(op.where, "linear of an edge value", f"{source.label} isn't linear in either end")
             elif isinstance(source, Call) and "norm" in source.label:
                 yield Refusal(op.where, "linear of an edge value", f"{source.label} over edges lies between")
 
 
-def _ends(op: EdgeApply) -> bool:
-    return {operand.target for operand in op.operands} == {"u", "v"}
+def _is_of_ends(op: EdgeApply) -> bool:
+    """Whether it is a sum or difference of both ends' rows."""
+    return op.operation in ("add", "sub") and {operand.target for operand in op.operands} == {"u", "v"}
+
+
+def _hoisting(draft: Draft, op: Linear, source: EdgeApply) -> Match | Refusal:
+    if any(draft.value(end.ref).shape[1:] != draft.value(op.x).shape[1:] for end in source.operands):
+        return Refusal(op.where, f"linear of {source.label}", "one of its ends has one number in the place of a row")
+    return Match(op.where, f"linear of {source.label}: on nodes, not edges", partial(_hoist, draft, op, source))
 
 
 def _hoist(draft: Draft, op: Linear, source: EdgeApply) -> None:
