@@ -67,6 +67,10 @@ def test_a_resumed_run_takes_the_programs_of_the_first(monkeypatch: pytest.Monke
     monkeypatch.setattr(trials.Trials, "_time", lambda *_: pytest.fail("measured again"))
     second = Fused(keep_choices=False, replay=first.report["choices"]).prepare(program)
     assert second.report["choices"] == first.report["choices"]
+    gone = [{"programs": {"training": "no plan", "evaluation": "baseline"}}]
+    third = Fused(keep_choices=False, replay=gone).prepare(program)
+    assert "by the cost model; no plan is no program" in third.explain()
+    assert third.report["evaluation"]["is_baseline"]
 
 
 def test_without_timing_the_cost_model_decides() -> None:

@@ -1,7 +1,8 @@
 """The strategy ``fused``: the captured model is rewritten by rules (:mod:`runner.kernels.rewrite`) and runs on fused kernels.
 
-The cost model ranks the legal programs; the best few, and baseline, are held to the module's answers and timed on the real graph, forward
-and backward, within a budget; what is fastest is kept. Dropout goes by seed, so no mask is stored: see :mod:`runner.kernels.seeds`.
+The cost model ranks the legal programs; the best few, and baseline, are timed on the real graph, both ways, within a budget. What
+is fastest is kept, and the caller holds it to the module's answers (:mod:`runner.kernels.verify`). Dropout goes by seed, so no mask is
+stored: see :mod:`runner.kernels.seeds`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measurement of the programs that the cost model leaves: each is held to the module's answers, then timed in turns, within a budget."""
+"""Measurement of the programs that the cost model leaves: they are timed in turns, with baseline, within a budget."""
 
 from __future__ import annotations
 
@@ -83,8 +83,11 @@ class Trials:
         """Return the fastest of the programs in a mode, or baseline; or what an earlier run kept."""
         wanted = self.earlier.get(mode_name(training))
         if wanted is not None:
-            known = next((entry for entry in ranked if str(entry.plan) == wanted), ranked[0])
-            return Choice(known, "as in an earlier run", wanted == BASELINE)
+            known = next((entry for entry in ranked if str(entry.plan) == wanted), None)
+            reason = (
+                "as in an earlier run" if known or wanted == BASELINE else f"by the cost model; {wanted} is no program"
+            )
+            return Choice(known or ranked[0], reason, wanted == BASELINE)
         if not self.budget_s:
             return Choice(ranked[0], "by the cost model")
         file = f"programs/{self._key(ranked, training)}.json"

@@ -252,4 +252,4 @@ _TYPED: dict[str, Typing] = {
     **dict.fromkeys(("__rsub__", "rsub"), lambda reader: reader.binary("sub", is_turned=True)),
 }  # fmt: skip
 # calls whose result's rows are their first argument's, so that they tell of it what its rows are
-_BY_ROW = frozenset(_TYPED) - {"matmul", "mm", "__matmul__"} | {"batch_norm", "layer_norm", "matmul"}
+_BY_ROW = frozenset(_TYPED) - {"mm", "__matmul__"} | {"batch_norm", "layer_norm"}

@@ -1,7 +1,8 @@
 """The typed ops that rewrites work on, each with its meaning in plain torch.
 
-Torch calls of a captured graph become the ops of the first half where :mod:`runner.kernels.rewrite.canonical` knows them; rewrites make
-the ops of the second half, which strategies have kernels for. ``plain`` is what an op means, in any dtype: the reference of its kernel.
+Torch calls of a captured graph become these ops where :mod:`runner.kernels.rewrite.canonical` knows them; what rewrites make of them, and
+strategies have kernels for, is in :mod:`runner.kernels.rewrite.made`. ``plain`` is what an op means, in any dtype: the reference of its
+kernel.
 
 Legend: N nodes, E edges, F features, H heads, C channels a head. A value's rows are its first dimension.
 """

@@ -17,8 +17,6 @@ from runner.kernels.rewrite.made import GraphLinear, Propagate
 from runner.kernels.rewrite.ops import Linear
 from runner.kernels.rewrite.rules.order import PROPAGATE_FIRST, TRANSFORM_FIRST
 
-OTHER = {PROPAGATE_FIRST: TRANSFORM_FIRST, TRANSFORM_FIRST: PROPAGATE_FIRST}
-
 
 @dataclass(frozen=True)
 class Pair:
