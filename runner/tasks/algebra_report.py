@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.table import Table
-
 from runner.tasks.context import Context
-from runner.tasks.table import Row, geomean
+from runner.tasks.table import Row, Section, geomean, row_name, show_sections
 from runner.units import format_bytes
 
 _SHOWN = ("baseline", "pyg", "pyg_compiled")
@@ -46,25 +44,10 @@ def show(context: Context, rows: list[Row], summary: dict[str, Any]) -> None:
     sections = [_steps(rows, summary, mode) for mode in dict.fromkeys(row["mode"] for row in rows)]
     sections += [_ablation(rows)] if any(row["slowdown_without"] for row in rows) else []
     sections += [_regret(rows)] if any(row["regret"] for row in rows) else []
-    for name, title, columns, cells in sections:
-        table = Table(*columns, title=title)
-        for cell in cells:
-            table.add_row(*cell)
-        context.show(table)
-        context.sinks.table(name, columns, cells)
-    context.sinks.summary(
-        {f"{name}/{key}": entry[key] for name, entry in summary.items() for key in ("geomean", "worst")}
-    )
+    show_sections(context, sections, summary)
 
 
-_Section = tuple[str, str, list[str], list[list[str]]]
-
-
-def _label(row: Row) -> list[str]:
-    return [row["dataset"], f"{row['model']} {row['num_layers']}×{row['hidden']}"]
-
-
-def _steps(rows: list[Row], summary: dict[str, Any], mode: str) -> _Section:
+def _steps(rows: list[Row], summary: dict[str, Any], mode: str) -> Section:
     columns = [
         "dataset", "model", "DGL ms", "PyG ms", "compiled ms", "fused ms", "quartiles", "vs best peer", "auto", "memory", "of DGL's",
         "error", "program",
@@ -76,7 +59,7 @@ def _steps(rows: list[Row], summary: dict[str, Any], mode: str) -> _Section:
         auto = row["auto_speedup_vs_best_peer"]
         cells.append(
             [
-                *_label(row), *peers, f"{ours['median']:.2f}", f"{ours['q1']:.2f} – {ours['q3']:.2f}",
+                *row_name(row), *peers, f"{ours['median']:.2f}", f"{ours['q1']:.2f} – {ours['q3']:.2f}",
                 f"{row['speedup_vs_best_peer']:.2f}×", "–" if auto is None else f"{auto:.2f}× {row['auto_kept']}",
                 format_bytes(row["peak_memory_bytes"]["fused"]), f"{row['peak_memory_ratio_vs_dgl']:.2f}", f"{row['max_error']:.0e}",
                 "baseline" if row["kept"] == "baseline" else row["plan"],
@@ -89,10 +72,10 @@ def _steps(rows: list[Row], summary: dict[str, Any], mode: str) -> _Section:
     return f"steps_{mode}", f"{'training steps' if mode == 'train' else 'inference'}", columns, cells
 
 
-def _ablation(rows: list[Row]) -> _Section:
+def _ablation(rows: list[Row]) -> Section:
     chosen = [row for row in rows if row["slowdown_without"] and row["mode"] == "train"]
     families = list(dict.fromkeys(family for row in chosen for family in row["slowdown_without"]))
-    cells = [[*_label(row), *(f"{row['slowdown_without'][family]:.2f}×" for family in families)] for row in chosen]
+    cells = [[*row_name(row), *(f"{row['slowdown_without'][family]:.2f}×" for family in families)] for row in chosen]
     if chosen:
         cells.append(
             [
@@ -109,12 +92,12 @@ def _ablation(rows: list[Row]) -> _Section:
     )
 
 
-def _regret(rows: list[Row]) -> _Section:
+def _regret(rows: list[Row]) -> Section:
     chosen = [row for row in rows if row["regret"] and row["mode"] == "train"]
     columns = ["dataset", "model", "programs", "cost model's regret", "choice's regret"]
     cells = [
         [
-            *_label(row),
+            *row_name(row),
             str(row["regret"]["num_programs"]),
             f"{row['regret']['of_cost_model']:.1%}",
             f"{row['regret']['of_choice']:.1%}",

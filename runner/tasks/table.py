@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.table import Table
 
 from runner.errors import ConfigError, suggestion
 from runner.gnn.data import files
@@ -24,6 +25,7 @@ from runner.schema import TABLE_DATASET_OPTIONS, Config, DatasetConfig, parse_mo
 from runner.tasks.context import Context, check_against_data
 
 Row = dict[str, Any]
+Section = tuple[str, str, list[str], list[list[str]]]  # name, title, columns, cells
 Measure = Callable[[Config, GraphData, Callable[[str], None]], list[Row]]
 _KEY_OPTIONS = ("dataset", "model", "kernel")
 _FREE = {"dataset": ("root", "path", "download"), "model": (), "kernel": ("name", "fallback", "explain", "picture")}
@@ -73,6 +75,24 @@ def measure_rows(
 def geomean(values: Sequence[float]) -> float:
     """Return the geometric mean of positive numbers."""
     return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def row_name(row: Row) -> list[str]:
+    """Return a row's first two cells: the graph and the model."""
+    return [row["dataset"], f"{row['model']} {row['num_layers']}×{row['hidden']}"]
+
+
+def show_sections(context: Context, sections: Sequence[Section], summary: dict[str, Any]) -> None:
+    """Print a table's parts, one below the other, and give them to the sinks with the summary's geometric means and worst cases."""
+    for name, title, columns, cells in sections:
+        table = Table(*columns, title=title)
+        for cell in cells:
+            table.add_row(*cell)
+        context.show(table)
+        context.sinks.table(name, columns, cells)
+    context.sinks.summary(
+        {f"{name}/{key}": entry[key] for name, entry in summary.items() for key in ("geomean", "worst")}
+    )
 
 
 def _datasets(context: Context) -> dict[str, DatasetConfig]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.table import Table
-
 from runner.kernels.density.ablation import STEPS
 from runner.tasks.context import Context
-from runner.tasks.table import geomean
+from runner.tasks.table import Section, geomean, row_name, show_sections
 from runner.units import format_bytes
 
 
@@ -35,29 +33,10 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def show(context: Context, rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     """Print the table's three parts, each row below the one before, and give them to the sinks."""
-    for name, title, columns, cells in (
-        _graphs(rows),
-        _ablation(rows, summary),
-        _whole_steps(rows, summary),
-    ):
-        table = Table(*columns, title=title)
-        for cell in cells:
-            table.add_row(*cell)
-        context.show(table)
-        context.sinks.table(name, columns, cells)
-    context.sinks.summary(
-        {f"{name}/{key}": entry[key] for name, entry in summary.items() for key in ("geomean", "worst")}
-    )
+    show_sections(context, [_graphs(rows), _ablation(rows, summary), _whole_steps(rows, summary)], summary)
 
 
-_Section = tuple[str, str, list[str], list[list[str]]]
-
-
-def _label(row: dict[str, Any]) -> list[str]:
-    return [row["dataset"], f"{row['model']} {row['num_layers']}×{row['hidden']}"]
-
-
-def _graphs(rows: list[dict[str, Any]]) -> _Section:
+def _graphs(rows: list[dict[str, Any]]) -> Section:
     columns = [
         "dataset",
         "model",
@@ -75,7 +54,7 @@ def _graphs(rows: list[dict[str, Any]]) -> _Section:
     ]
     cells = [
         [
-            *_label(row),
+            *row_name(row),
             str(row["num_nodes"]),
             str(row["num_edges"]),
             f"{row['mean_degree']:.1f}",
@@ -93,7 +72,7 @@ def _graphs(rows: list[dict[str, Any]]) -> _Section:
     return "graphs", "graphs, and what was chosen", columns, cells
 
 
-def _ablation(rows: list[dict[str, Any]], summary: dict[str, Any]) -> _Section:
+def _ablation(rows: list[dict[str, Any]], summary: dict[str, Any]) -> Section:
     steps = {
         "native": "our CSR", "reorder": "+ reorder", "split": "+ split", "fixed": "+ fixed kernels", "adaptive": "+ adaptive",
         "oracle": "oracle",
@@ -101,7 +80,7 @@ def _ablation(rows: list[dict[str, Any]], summary: dict[str, Any]) -> _Section:
     columns = ["dataset", "model", "DGL ms", *steps.values(), "vs best single", "of the oracle"]
     cells = [
         [
-            *_label(row),
+            *row_name(row),
             f"{row['aggregation_ms']['framework']:.3f}",
             *(f"{row['aggregation_speedups'][step]:.2f}×" for step in steps),
             f"{row['speedup_vs_best_single']:.2f}×",
@@ -117,7 +96,7 @@ def _ablation(rows: list[dict[str, Any]], summary: dict[str, Any]) -> _Section:
     return "aggregation", "all sparse products of a training step, both directions, against DGL", columns, cells
 
 
-def _whole_steps(rows: list[dict[str, Any]], summary: dict[str, Any]) -> _Section:
+def _whole_steps(rows: list[dict[str, Any]], summary: dict[str, Any]) -> Section:
     names = [
         name.removeprefix("step_") for name in summary if name.startswith("step_") and name != "step_speedup_vs_dgl"
     ]
@@ -129,7 +108,7 @@ def _whole_steps(rows: list[dict[str, Any]], summary: dict[str, Any]) -> _Sectio
         ours = row["step_ms"]["density_adaptive"]
         cells.append(
             [
-                *_label(row),
+                *row_name(row),
                 f"{row['step_ms']['baseline']['median']:.2f}",
                 f"{ours['median']:.2f}",
                 f"{ours['q1']:.2f} – {ours['q3']:.2f}",
