@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from runner.kernels.generate.description import Description
 from runner.kernels.generate.expressions import Formula, in_order
-from runner.kernels.generate.walks import OPERATORS, Term, Walk, told_of, walks
+from runner.kernels.generate.walks import OPERATORS, Term, Walk, Writer, told_of, walks
 
 
 def source(description: Description) -> str:
@@ -22,22 +22,16 @@ def source(description: Description) -> str:
     return "\n".join([f"#define CHANNELS {description.channels}", '#include "generated.h"', *functions, ""])
 
 
-class _Writer:
+class _Writer(Writer):
     """Writes one walk."""
 
     def __init__(self, walk: Walk, description: Description) -> None:
-        self.walk, self.channels = walk, description.channels
-        self.targets = [slot.target for slot in description.slots] + ["v"]  # the result's gradient comes last
-        self.widths = [slot.width for slot in description.slots] + [len(description.message) * description.channels]
-        self.is_mean = description.is_mean and walk.name == "forward"
-        self.order = list(in_order(walk.formulas()))
-        self.names = {formula: f"t{at}" for at, formula in enumerate(self.order)}
-        # what passes between the stages of a tile: small formulas that wide ones read, sums over channels that small ones read
+        super().__init__(walk, description)
+        # what passes between the stages of a tile: small formulas that wide ones read; ``channel_sums``, that small ones read
         self.down = list(dict.fromkeys(
             argument for formula in self.order if formula.is_wide or formula.function == "sum"
             for argument in formula.arguments if not argument.is_wide and not self._is_at_hand(argument)
         ))  # fmt: skip
-        self.up = [formula for formula in self.order if formula.function == "sum"]
         small = (*walk.small_sums, *walk.per_edge, *walk.totals)
         self.small_results = [entry for entry in small if not entry[2].is_wide]
 
@@ -113,8 +107,8 @@ class _Writer:
                 self._small_stage(self.down, [f"store<kEdges>(down[{at}] + k, {{}});" for at in range(len(self.down))])
             )
             yield "}"
-        if self.up:
-            yield f"A up[{len(self.up)}][kTile] = {{}};"
+        if self.channel_sums:
+            yield f"A up[{len(self.channel_sums)}][kTile] = {{}};"
         if any(formula.is_wide for formula in self.order):
             yield from self._wide_stage()
         if self.small_results:
@@ -149,7 +143,7 @@ class _Writer:
 
     def _small(self, formula: Formula) -> str:
         if formula.function == "sum":
-            return f"load<kEdges>(up[{self.up.index(formula)}] + k)"
+            return f"load<kEdges>(up[{self.channel_sums.index(formula)}] + k)"
         if formula.function == "operand":
             slot, index = told_of(formula)
             if self.targets[slot] == "e":
@@ -188,21 +182,21 @@ class _Writer:
             yield f"const S* edge{slot} = in[{slot}] + edge * {self.widths[slot]};"
         for at, formula in enumerate(self.down):
             yield f"const A {self.names[formula]} = down[{at}][k];"
-        for at in range(len(self.up)):
+        for at in range(len(self.channel_sums)):
             yield f"Vector up{at} = {{}};"
         yield '_Pragma("GCC unroll 8")'
         yield "for (int v = 0; v < NV; ++v) {"
         yield "  const int64_t at = offset_of(v);"
         yield from _in(self._vector())
         yield "}"
-        for at in range(len(self.up)):
+        for at in range(len(self.channel_sums)):
             yield f"up[{at}][k] = sum_of<A, W>(up{at});"
 
     def _vector(self) -> Iterator[str]:
         for formula in self.order:
             if formula.is_wide:
                 yield f"const Vector {self.names[formula]} = {self._wide(formula)};"
-        for at, formula in enumerate(self.up):
+        for at, formula in enumerate(self.channel_sums):
             yield f"up{at} += fresh(v, {self._lane(formula.arguments[0], 'Vector')});"
         for at, (_, _, formula) in enumerate(self.walk.sums):
             yield f"part{at}[v] += {self._lane(formula, 'Vector')};"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from runner.kernels.generate.description import Description
 from runner.kernels.generate.expressions import Formula, in_order
-from runner.kernels.generate.walks import OPERATORS, Term, Walk, told_of, walks
+from runner.kernels.generate.walks import OPERATORS, Term, Writer, told_of, walks
 
 
 def source(description: Description) -> str:
@@ -26,17 +26,8 @@ def source(description: Description) -> str:
     return "\n".join([*head, *kernels, ""])
 
 
-class _Writer:
+class _Writer(Writer):
     """Writes one walk."""
-
-    def __init__(self, walk: Walk, description: Description) -> None:
-        self.walk, self.channels = walk, description.channels
-        self.targets = [slot.target for slot in description.slots] + ["v"]  # the result's gradient comes last
-        self.widths = [slot.width for slot in description.slots] + [len(description.message) * description.channels]
-        self.is_mean = description.is_mean and walk.name == "forward"
-        self.order = list(in_order(walk.formulas()))
-        self.names = {formula: f"t{at}" for at, formula in enumerate(self.order)}
-        self.up = [formula for formula in self.order if formula.function == "sum"]
 
     def kernel(self) -> str:
         """The whole kernel."""
@@ -86,7 +77,7 @@ class _Writer:
             for formula in before
             if formula.function != "constant"
         )
-        yield from (f"A {self.names[formula]} = A(0);" for formula in self.up)
+        yield from (f"A {self.names[formula]} = A(0);" for formula in self.channel_sums)
         if any(formula.is_wide for formula in self.order):
             yield "#pragma unroll"
             yield "for (int n = 0; n < NC; ++n) {"
@@ -95,7 +86,7 @@ class _Writer:
             yield from ("    " + line for line in self._channel())
             yield "  }"
             yield "}"
-        yield from (f"{self.names[formula]} = group_sum({self.names[formula]});" for formula in self.up)
+        yield from (f"{self.names[formula]} = group_sum({self.names[formula]});" for formula in self.channel_sums)
         yield from (f"const A {self.names[formula]} = {self._value(formula)};" for formula in after)
         yield from self._take_small()
 
@@ -103,7 +94,7 @@ class _Writer:
         for formula in self.order:
             if formula.is_wide:
                 yield f"const A {self.names[formula]} = {self._value(formula)};"
-        for formula in self.up:
+        for formula in self.channel_sums:
             yield f"{self.names[formula]} += {self._name(formula.arguments[0])};"
         for at, (_, _, formula) in enumerate(self.walk.sums):
             yield f"sum{at}[n] += {self._name(formula)};"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runner.kernels.generate.description import Description
-from runner.kernels.generate.expressions import Formula, gradients, operand
+from runner.kernels.generate.expressions import Formula, gradients, in_order, operand
 
 Term = tuple[int, int, Formula]  # slot, index, formula; slot -1 is the result
 
@@ -71,6 +71,28 @@ def told_of(formula: Formula) -> tuple[int, int]:
     """Return (slot, index) of an operand."""
     slot, index = formula.told
     return int(slot), int(index)
+
+
+class Writer:
+    """What a writer of any language knows of a walk.
+
+    Attributes:
+        walk, channels: what it writes.
+        targets, widths: of the operands and, behind them, of the result's gradient.
+        is_mean: whether sums are divided by the number of edges.
+        order: all formulas, arguments first.
+        names: theirs in the text.
+        channel_sums: those of them that are sums over channels.
+    """
+
+    def __init__(self, walk: Walk, description: Description) -> None:
+        self.walk, self.channels = walk, description.channels
+        self.targets = [slot.target for slot in description.slots] + ["v"]
+        self.widths = [slot.width for slot in description.slots] + [len(description.message) * description.channels]
+        self.is_mean = description.is_mean and walk.name == "forward"
+        self.order = list(in_order(walk.formulas()))
+        self.names = {formula: f"t{at}" for at, formula in enumerate(self.order)}
+        self.channel_sums = [formula for formula in self.order if formula.function == "sum"]
 
 
 OPERATORS = {"add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "div": "({} / {})", "neg": "(-{})"}
