@@ -59,19 +59,7 @@ def recording_graph(graph: Any, recorder: Recorder) -> Any:
                     f"{where()}: multi_update_all with apply_node_func; apply the function to the result instead"
                 )
             recorder.require_edges([reduce for _, reduce in etype_dict.values()])
-            results: dict[str, list[Tensor]] = {}
-            for etype in sorted(etype_dict, key=self.get_etype_id):
-                message, reduce = etype_dict[etype]
-                part = self[etype]
-                with part.local_scope():
-                    before = {name: part.dstdata[name] for name in part.dstdata}
-                    part.update_all(message, reduce)
-                    made = {
-                        name: part.dstdata[name] for name in part.dstdata if part.dstdata[name] is not before.get(name)
-                    }
-                for name, value in made.items():
-                    results.setdefault(name, []).append(value)
-            for name, values in results.items():
+            for name, values in _by_name(self, etype_dict).items():
                 self.ndata[name] = _across(cross_reducer, values)
 
         def __getitem__(self, key: Any) -> Any:
@@ -109,6 +97,21 @@ def recording_graph(graph: Any, recorder: Recorder) -> Any:
     twin = graph.local_var()
     twin.__class__ = RecordingGraph
     return twin
+
+
+def _by_name(graph: Any, etype_dict: Any) -> dict[str, list[Tensor]]:
+    """Pass each relation's messages, in the order of the relations; return what they leave on the nodes, by its name there."""
+    results: dict[str, list[Tensor]] = {}
+    for etype in sorted(etype_dict, key=graph.get_etype_id):
+        message, reduce = etype_dict[etype]
+        part = graph[etype]
+        with part.local_scope():
+            before = {name: part.dstdata[name] for name in part.dstdata}
+            part.update_all(message, reduce)
+            made = {name: part.dstdata[name] for name in part.dstdata if part.dstdata[name] is not before.get(name)}
+        for name, value in made.items():
+            results.setdefault(name, []).append(value)
+    return results
 
 
 def _across(reducer: Any, values: list[Tensor]) -> Tensor:
