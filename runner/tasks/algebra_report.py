@@ -100,7 +100,7 @@ def _regret(rows: list[Row]) -> Section:
             *row_name(row),
             str(row["regret"]["num_programs"]),
             f"{row['regret']['of_cost_model']:.1%}",
-            f"{row['regret']['of_choice']:.1%}",
+            "–" if row["regret"]["of_choice"] is None else f"{row['regret']['of_choice']:.1%}",
         ]
         for row in chosen
     ]

@@ -16,7 +16,6 @@ from runner.gnn.data.graph_data import GraphData
 from runner.gnn.train import make_optimizer
 from runner.kernels.fused.strategy import PreparedFused
 from runner.kernels.strategy import Baseline, Prepared
-from runner.kernels.verify import Agreement
 from runner.results import spread
 from runner.schema import RULE_FAMILIES, Config
 from runner.tasks.full_graph import FullGraphExperiment, make_strategy
@@ -38,19 +37,23 @@ def measure_rows_of(config: Config, data: GraphData, say: Say) -> list[Row]:
         config: with the rows' dataset and model.
         data: the graph.
         say: told what is left out, and why; and what was chosen, with ``kernel.explain``.
+
+    Raises:
+        UserError: where the model can't be rewritten.
+        VerificationError: where an answer differs from baseline's.
     """
     experiment = FullGraphExperiment(config, data, CPU)
     kernel = dataclasses.replace(config.kernel, picture=False)
-    prepared: dict[str, Prepared] = {BASELINE: Baseline().prepare(experiment.program)}
-    agreements: dict[str, Agreement] = {}
-    for name in (FUSED, AUTO):
-        try:
-            prepared[name] = make_strategy(name, kernel, say=say).prepare(experiment.program)
-        except UserError as error:
-            say(f"{config.dataset.name}, {config.model.name}: {name} is left out: {error}")
-            continue
-        agreements[name] = experiment.verify(prepared[name])
-    fused = prepared[FUSED]
+    fused = make_strategy(FUSED, kernel, say=say).prepare(experiment.program)
+    agreement = experiment.verify(fused)
+    prepared: dict[str, Prepared] = {BASELINE: Baseline().prepare(experiment.program), FUSED: fused}
+    try:
+        auto = make_strategy(AUTO, kernel, say=say).prepare(experiment.program)
+    except UserError as error:
+        say(f"{config.dataset.name}, {config.model.name}: {AUTO} is left out: {error}")
+    else:
+        experiment.verify(auto)
+        prepared[AUTO] = auto
     if config.kernel.explain:
         say(f"--- {config.dataset.name}, {config.model.name} ---\n{fused.explain()}")
     peers = peers_of(experiment, config, say)
@@ -61,10 +64,10 @@ def measure_rows_of(config: Config, data: GraphData, say: Say) -> list[Row]:
         "num_features": data.num_features,
         "device": "cpu",
         "precision": "float32",
-        "max_output_diff": agreements[FUSED].max_output_diff,
-        "max_loss_diff": agreements[FUSED].max_loss_diff,
-        "max_grad_diff": agreements[FUSED].max_grad_diff,
-        "max_error": max(agreements[FUSED].max_output_diff, agreements[FUSED].max_grad_diff),
+        "max_output_diff": agreement.max_output_diff,
+        "max_loss_diff": agreement.max_loss_diff,
+        "max_grad_diff": agreement.max_grad_diff,
+        "max_error": max(agreement.max_output_diff, agreement.max_grad_diff),
         "plan": fused.report["plan"],
         "kept": BASELINE if fused.report["is_baseline"] else FUSED,
         "auto_kept": prepared[AUTO].report.get("kept") if AUTO in prepared else None,
@@ -95,14 +98,19 @@ def _ablated(experiment: FullGraphExperiment, config: Config) -> dict[str, Prepa
 
 
 def _regret(experiment: FullGraphExperiment, config: Config, fused: Prepared) -> dict[str, Any]:
-    """How much slower than the fastest of all programs are the one that the cost model ranks first and the one that was kept."""
+    """How much slower than the fastest of all programs, baseline among them, are the one that the cost model ranks first and the one that
+    was kept; None where the latter isn't among so many."""
     kernel = dataclasses.replace(config.kernel, num_plans=1000, trial_seconds=1e4, keep_choices=False)
     everything = make_strategy(FUSED, kernel).prepare(experiment.program)
     assert isinstance(everything, PreparedFused)
-    times = {name: took for name, took in everything.report["tried_s"].items() if name != BASELINE}
-    best, first = min(times.values()), next(iter(everything.report["predicted_s"]))
-    kept = times.get(fused.report["plan"], best)
-    return {"num_programs": len(times), "of_cost_model": times[first] / best - 1, "of_choice": kept / best - 1}
+    assert isinstance(fused, PreparedFused)
+    times, first = everything.report["tried_s"], next(iter(everything.report["predicted_s"]))
+    best, kept = min(times.values()), everything.seconds_of(fused)
+    return {
+        "num_programs": len(times) - 1,
+        "of_cost_model": times[first] / best - 1,
+        "of_choice": None if kept is None else kept / best - 1,
+    }
 
 
 def _measure(

@@ -19,7 +19,7 @@ from runner.kernels.fused.invariants import Invariants
 from runner.kernels.fused.lower import Layout, executable
 from runner.kernels.fused.machine import StoredEntries, calibrated
 from runner.kernels.fused.products import FixedMatrix
-from runner.kernels.fused.trials import Choice, Trials, mode_name
+from runner.kernels.fused.trials import BASELINE, Choice, Trials, mode_name
 from runner.kernels.lower import Executable
 from runner.kernels.opgraph import OpGraph
 from runner.kernels.rewrite.search import FAMILIES, Rewritten, Search
@@ -143,6 +143,13 @@ class PreparedFused(OwnOrder):
             },
         }
 
+    def seconds_of(self, other: PreparedFused) -> float | None:
+        """Return what a training step of the program that another kept took when the programs were timed here; None where it wasn't."""
+        choice = other._choices[True]
+        text = str(choice.kept.draft.finish())
+        same = (str(entry.plan) for entry in self._ranked[True] if str(entry.draft.finish()) == text)
+        return self._choices[True].tried_s.get(BASELINE if choice.is_baseline else next(same, ""))
+
     def explain(self) -> str:
         kept = self._choices[True].kept
         lines = ["captured, in training:", str(self._graphs[True]), "", "rewritten:", str(kept.draft.finish()), ""]
@@ -163,6 +170,6 @@ class PreparedFused(OwnOrder):
             took = choice.tried_s.get(str(entry.plan))
             measured = "not timed" if took is None else format_seconds(took)
             lines.append(f"    {entry.plan!s:70} {measured:>9}   ({format_seconds(entry.predicted_s)} predicted)")
-        if "baseline" in choice.tried_s:
-            lines.append(f"    {'baseline':70} {format_seconds(choice.tried_s['baseline']):>9}")
+        if BASELINE in choice.tried_s:
+            lines.append(f"    {BASELINE:70} {format_seconds(choice.tried_s[BASELINE]):>9}")
         return lines
